@@ -79,7 +79,7 @@ def up(
     with _locked():
         state = read_state()
         if state is not None and state.running():
-            _check_shape(state, brokers, registry=registry, secure=secure, folder=folder)
+            _check_shape(state, brokers, registry=registry, secure=secure, folder=folder, ports=ports)
             if len(state.running()) == len(state.processes):
                 report(f"Kafka is already running at {state.bootstrap}")
             else:
@@ -147,7 +147,7 @@ def status() -> Status | None:
 
 def _old_ports(state: EmbeddedState, brokers: int) -> Sequence[int]:
     """The ports of the stopped cluster, so that its clients find it again; none if one of them is taken."""
-    ports = [int(address.rpartition(":")[2]) for address in state.bootstrap.split(",")]
+    ports = _ports_of(state)
     if len(ports) != brokers:
         return ()
     # A killed process loses its command line first and its sockets last.
@@ -159,7 +159,13 @@ def _old_ports(state: EmbeddedState, brokers: int) -> Sequence[int]:
     return ports
 
 
-def _check_shape(state: EmbeddedState, brokers: int | None, *, registry: bool, secure: bool, folder: Path | None) -> None:
+def _ports_of(state: EmbeddedState) -> list[int]:
+    return [int(address.rpartition(":")[2]) for address in state.bootstrap.split(",")]
+
+
+def _check_shape(
+    state: EmbeddedState, brokers: int | None, *, registry: bool, secure: bool, folder: Path | None, ports: Sequence[int]
+) -> None:
     differences = []
     if secure and not state.is_secure:
         differences.append("no security")
@@ -169,6 +175,8 @@ def _check_shape(state: EmbeddedState, brokers: int | None, *, registry: bool, s
         differences.append("no registry")
     if folder is not None and Path(state.folder) != folder.absolute():
         differences.append(f"its data in {state.folder}")
+    if ports and list(ports) != _ports_of(state):
+        differences.append("other ports")
     if differences:
         raise UserError(
             f"An embedded Kafka with {', '.join(differences)} is running at {state.bootstrap}.",

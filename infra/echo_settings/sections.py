@@ -30,12 +30,19 @@ class RunSettings(Section):
     """Most seconds from SIGTERM to the end of a process. The next process repeats unfinished work; nothing is lost."""
 
 
+def _refuse_nothing(address: str) -> str:
+    if not address.strip():
+        raise ValueError("is empty; write host:port, or embedded")
+    return address
+
+
 class KafkaSettings(Section):
     """[kafka]: which cluster, and under which names."""
 
     bootstrap: Annotated[
         str,
         without_credentials('write them into [kafka.client]: "sasl.username", and "sasl.password_file" for the password', separator=","),
+        AfterValidator(_refuse_nothing),
     ] = "embedded"
     """`embedded` finds the broker that `echoswarm kafka up` started; otherwise host:port, several separated by commas."""
     namespace: Annotated[str, AfterValidator(lambda name: Namespace(name).name)] = "echo.demo"

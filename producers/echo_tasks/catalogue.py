@@ -149,7 +149,7 @@ def _load_file(path: Path) -> ModuleType:
         return known
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None or not file.is_file():
-        raise UserError(f"There is no Python file {path}.")
+        raise UserError(f"There is no Python file {path}.", hint=f"A relative path starts at the working folder, {Path.cwd()}.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -115,14 +115,17 @@ def parse_group(text: str, run_id: str) -> str:
 
 
 def parse_time(text: str, option: str, now_ms: int) -> int:
-    """Unix ms of an ISO 8601 time (UTC where it names no zone), or of so long ago: `90m`, `2h`, `3d`. Raises UserError."""
+    """Unix ms of an ISO 8601 time (UTC where it names no zone), or of so long ago: `90m`, `2h`, `3d`. Raises UserError.
+
+    A time before 1970 is 0: brokers refuse others.
+    """
     if (ago := _AGO.fullmatch(text.strip())) is not None:
-        return now_ms - int(float(ago[1]) * _SECONDS[ago[2]] * 1000)
+        return max(0, now_ms - int(float(ago[1]) * _SECONDS[ago[2]] * 1000))
     try:
         time = datetime.fromisoformat(text.strip())
     except ValueError:
         raise UserError(f"{option} {text!r} is no time.", hint="Write 2026-11-22T17:05:00, or 90m, 2h or 3d for so long ago.") from None
-    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
+    return max(0, int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000))
 
 
 def _range_of(options: RangeOptions, run_id: str, now_ms: int) -> Where:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from echo_embedded import detached
 from echo_embedded.folders import STATE_VARIABLE
+from echo_embedded.state import EmbeddedState, RecordedProcess
 from echo_ops.cli.main import app
 from echo_ops.cli.output import ExitCode
 
@@ -16,13 +18,14 @@ MEND = "def shorten(letter): return None\n"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, with no Kafka and a mend."""
+    """A folder with a mend and a wrong configuration; no Kafka."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
     monkeypatch.setenv("COLUMNS", "300")
     for name in ("ECHO_KAFKA__BOOTSTRAP", "ECHO_REGISTRY__URL"):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "mends.py").write_text(MEND)
+    (tmp_path / "empty.toml").write_text('[kafka]\nbootstrap = ""\n')
     return tmp_path
 
 
@@ -54,6 +57,8 @@ def refused(*words: str) -> str:
         ("topics render --format word", "'word' is not one of", "--help"),
         ("topics check --target azure", "'azure' is not one of", "--help"),
         ("acls render --config none.toml", "There is no configuration file none.toml", "--config FILE"),
+        ("acls render --config empty.toml", "empty.toml: [kafka] bootstrap: is empty", "host:port"),
+        ("dlq redrive trajectories --mend mend.py:shorten", "There is no Python file mend.py", "the working folder"),
         ("keys new learner", "'learner' is not one of", "--help"),
         ("keys new worker ../gpu-7", "'../gpu-7' is no name of a worker", "Letters, digits"),
         ("keys show", "There is no file of signers", "echoswarm keys new"),
@@ -95,3 +100,12 @@ def test_a_state_file_that_cannot_be_read_is_named(here: Path, words: str) -> No
 def test_a_lock_that_cannot_be_opened_is_named(here: Path) -> None:
     (here / "state" / "kafka.lock").mkdir(parents=True)
     assert "kafka.lock cannot be opened: Is a directory" in refused("kafka", "down")
+
+
+def test_a_kafka_that_runs_on_other_ports_is_not_the_one_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = RecordedProcess("Broker 1", 1, "marker")
+    state = EmbeddedState("127.0.0.1:9092", None, "/data", num_brokers=1, started_ms=0, processes=(runs,))
+    monkeypatch.setattr(detached, "read_state", lambda: state)
+    monkeypatch.setattr(EmbeddedState, "running", lambda state: state.processes)
+    assert "with other ports is running at 127.0.0.1:9092" in refused("kafka", "up", "--port", "9093")
+    assert CliRunner().invoke(app, ["kafka", "up", "--port", "9092"]).exit_code == 0

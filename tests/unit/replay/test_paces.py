@@ -72,4 +72,5 @@ def test_text_is_made_harmless(text: str, shown: str) -> None:
 
 def test_times() -> None:
     assert parse_time("2h", "--since", 10_000_000) == 2_800_000
+    assert parse_time("30000d", "--until", 10_000_000) == parse_time("1960-01-01", "--until", 0) == 0
     assert parse_time("1970-01-01T00:00:01", "--since", 0) == parse_time("1970-01-01T01:00:01+01:00", "--since", 0) == 1_000
