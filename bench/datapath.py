@@ -14,7 +14,6 @@ import multiprocessing as mp
 import os
 import statistics
 import sys
-import threading
 import time
 import timeit
 from collections.abc import Callable, Sequence
@@ -134,12 +133,7 @@ def read_ours(bootstrap: str, namespace: str, count: int, ready: Any, results: A
     bus = bus_of(bootstrap, namespace, "reader")
     letters = bus.publisher(profiles.PRODUCER_LATENCY)
     loop = bus.consumer([TRAJECTORIES], group, handle, letters)
-
-    def announce() -> None:
-        loop.wait_assigned(_JOIN_S)
-        ready.set()
-
-    threading.Thread(target=announce).start()
+    loop.on_assignment(lambda keys: ready.set())
     loop.run()
     letters.close()
     results.put((first, last, latencies))

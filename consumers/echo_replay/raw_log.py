@@ -14,9 +14,8 @@ from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
-from echo_bus.client.consumer_errors import END_OF_PARTITION, check_error
 from echo_bus.client.consumer_queries import num_partitions, offsets_at, watermarks
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error, translate
 from echo_bus.client.profiles import Properties
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded

@@ -22,7 +22,7 @@ from fastavro.write import Writer as AvroWriter
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed
 from echo_bus.message import raw_headers

@@ -14,7 +14,7 @@ from echo_bus.client.publisher import Publisher
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import DeadLetterLimits, DeadLetters
-from echo_bus.group.consumer import ConsumerLoop, group_properties
+from echo_bus.group.consumer import ConsumerLoop
 from echo_bus.group.state import LoopLimits
 from echo_bus.message import Handler
 from echo_bus.reading.reader import Check, Isolation, LogReader, OnInvalid
@@ -58,9 +58,9 @@ class Bus(Wire):
     ) -> ConsumerLoop:
         """A loop that reads `topics` as a member of `<namespace>.<group>`. `dead_letters` publishes the messages that it cannot read.
 
-        `static_member`, `is_prompt`: see `group_properties`.
+        `static_member`, `is_prompt`: see `profiles.group_properties`.
         """
-        properties = group_properties(
+        properties = profiles.group_properties(
             self.namespace.group(group),
             client_id=self.client_id,
             next_generation=next_generation,

@@ -8,7 +8,8 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
-from echo_bus.client.kafka import KafkaCluster, translate
+from echo_bus.client.kafka import KafkaCluster
+from echo_bus.client.kafka_errors import translate
 from echo_embedded.security import add_scram_users
 from echo_embedded.state import EmbeddedState, read_state
 from echo_runtime.logins import ADMIN, write_login

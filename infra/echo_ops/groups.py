@@ -8,7 +8,7 @@ from __future__ import annotations
 from confluent_kafka import ConsumerGroupState, KafkaException
 
 from echo_bus.client.cluster import Cluster
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.errors import ClusterUnreachable
 
 _GROUPS_S = 10.0

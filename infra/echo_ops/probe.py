@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.consumer_queries import committed_offsets, open_asker
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.errors import DeadlineExceeded
 from echo_replay.raw_log import RawLog
 from echo_schemas.topics import CONTROL

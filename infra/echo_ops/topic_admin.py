@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from echo_bus.client.cluster import Cluster
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
 from echo_ops.topic_plan import Actual, Kind, Plan, choose_replicas, make_plan

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 
 from echo_bus.blobs.transfer import BlobReader
 from echo_bus.bus import Bus
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.feeder import Feeder, FeederParts

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from echo_bus.bus import Bus
 from echo_bus.client.consumer_queries import committed_offsets, open_asker
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.clock import Deadline
 from echo_schemas.errors import UserError
 from echo_schemas.records import StepReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from confluent_kafka import KafkaException
 
 from echo_bus.bus import Bus
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_schemas.errors import UserError
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 

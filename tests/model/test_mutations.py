@@ -106,9 +106,9 @@ def reports_go_before_the_transaction(patch: pytest.MonkeyPatch) -> None:
 
     def publish(self: PublicationThread, publication: Publication) -> None:
         reports = tuple(each for each in publication.outbox if isinstance(each[1], StepReport))
-        with self._writer.transaction():
+        with self._writer.transaction() as transaction:
             for topic, record in reports:
-                self._writer.publish(topic, record, partition=0 if topic is STEPS else None)
+                transaction.publish(topic, record, partition=0 if topic is STEPS else None)
         real(self, replace(publication, outbox=tuple(each for each in publication.outbox if each not in reports)))
 
     patch.setattr(PublicationThread, "_publish", publish)

@@ -17,7 +17,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 from echo_bus.bus import Bus
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.errors import NotAuthorized
 from echo_learner.commit.store import SnapshotStore
 from echo_schemas.errors import UserError

@@ -187,12 +187,12 @@ class PublicationThread:
         self._places.add(Place.PUBLISH_WEIGHTS, Use.EMPTY, started_s - self._ended_s)
         manifest = None if publication.snapshot is None else self._snapshots.write(publication, publication.snapshot)
         records = [(topic, self._snapshots.fitting(record)) for topic, record in publication.outbox]
-        with self._writer.transaction():
+        with self._writer.transaction() as transaction:
             for topic, record in records:
-                self._writer.publish(topic, record, partition=0 if topic is STEPS else None)
+                transaction.publish(topic, record, partition=0 if topic is STEPS else None)
             if manifest is not None:
-                self._writer.publish(WEIGHTS, manifest, key=weights_key(manifest.run_id, manifest.version))
-                self._writer.publish(WEIGHTS, manifest, key=weights_key(manifest.run_id, None))
+                transaction.publish(WEIGHTS, manifest, key=weights_key(manifest.run_id, manifest.version))
+                transaction.publish(WEIGHTS, manifest, key=weights_key(manifest.run_id, None))
         self._ended_s = self._clock.monotonic_s()
         self._places.add(Place.PUBLISH_WEIGHTS, Use.BUSY, self._ended_s - started_s)
         if manifest is not None:

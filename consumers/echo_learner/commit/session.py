@@ -230,8 +230,8 @@ def claim_namespace(writer: TransactionalWriter, bus: Bus, tip: Tip, *, run_id: 
         time_ms=bus.clock.time_ms(),
         machine=this_machine(),
     )
-    with writer.transaction():
-        writer.publish(STEPS, claim)
+    with writer.transaction() as transaction:
+        transaction.publish(STEPS, claim)
     logger.info("Session %s owns %s, run %s, tip version %d", session, bus.namespace.name, run_id, tip.version)
     return claim
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from confluent_kafka import KafkaError, TopicPartition
 
 from echo_bus.client.cluster import RawConsumer, RawMessage
-from echo_bus.client.consumer_errors import END_OF_PARTITION
+from echo_bus.client.kafka_errors import END_OF_PARTITION
 from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import DeadlineExceeded, OffsetLost, TransportError
 from echo_schemas.records import BlobRef

@@ -12,9 +12,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from echo_bus.client.cluster import RawConsumer, RawProducer
+from echo_bus.client.kafka_errors import LOGIN_REFUSED, translate
 from echo_bus.client.profiles import FAILOVER
 from echo_bus.client.refusals import LOGIN_HINT
-from echo_bus.errors import ClusterUnreachable, NotAuthorized, TransportError
+from echo_bus.errors import NotAuthorized, TransportError
 
 logger = logging.getLogger(__name__)
 
@@ -22,16 +23,6 @@ CLIENT_LOG = f"{__name__}.librdkafka"
 """The logger of the clients' own lines, most of them about connections. Commands without a log do not show them."""
 _client_logger = logging.getLogger(CLIENT_LOG)
 _client_logger.addHandler(logging.NullHandler())
-
-_AUTHENTICATION = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})  # noqa: SLF001  public in librdkafka, underscored in Python
-_AUTHORIZATION = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    }
-)
 
 
 class KafkaCluster:
@@ -80,7 +71,7 @@ class KafkaCluster:
 
     def _refused_login(self) -> NotAuthorized | None:
         last = self._last_error
-        if last is None or last.code() not in _AUTHENTICATION:
+        if last is None or last.code() not in LOGIN_REFUSED:
             return None
         return NotAuthorized(f"The cluster at {self.bootstrap} refused the login: {last.str()}", hint=LOGIN_HINT)
 
@@ -103,19 +94,6 @@ class KafkaCluster:
     def _on_error(self, error: KafkaError) -> None:
         """Called by librdkafka on a polling thread. These errors are informational: the client retries by itself."""
         with self._lock:
-            if self._last_error is None or error.code() in _AUTHENTICATION:
+            if self._last_error is None or error.code() in LOGIN_REFUSED:
                 self._last_error = error
         logger.debug("Kafka client: %s", error)
-
-
-def translate(error: KafkaException, where: str) -> TransportError:
-    """The error of `errors.py` for an exception of confluent-kafka."""
-    cause: KafkaError = error.args[0]
-    if cause.code() in _AUTHENTICATION or cause.code() in _AUTHORIZATION:
-        return NotAuthorized(f"The cluster at {where} does not allow this: {cause.str()}", hint="Compare with `echoswarm acls render`.")
-    if cause.code() in {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE}:  # noqa: SLF001  see above
-        return ClusterUnreachable(
-            f"No broker answers at {where}.",
-            hint="Is it running (`echoswarm kafka status`), is the address right, and does it want TLS or a login ([kafka.client])?",
-        )
-    return TransportError(f"Kafka at {where} says: {cause.str()}.")

@@ -124,6 +124,26 @@ PROMPT_HEARTBEAT = _frozen(heartbeat_interval_ms=300)
 NEXT_GENERATION_GROUP = _frozen(
     FAILOVER, _CONSUMER_BASE, group_protocol="consumer", auto_offset_reset="earliest", max_poll_interval_ms=300_000
 )
+
+
+def group_properties(
+    group: str, *, client_id: str, next_generation: bool = False, static_member: str | None = None, is_prompt: bool = False
+) -> dict[str, Any]:
+    """The client's properties for a member of `group`: cooperative-sticky, or KIP-848 with `next_generation`.
+
+    `static_member` is a name that survives restarts: a process that was killed and restarted has its partitions at once, not only when its
+    old session ends (KIP-345). Of two processes under one name the later one stays. With KIP-848 the broker refuses a restarted member
+    until its old session ends, so the name is not used there. `is_prompt`: three times as many heartbeats, so that members learn of
+    changes in a third of the time; with KIP-848 the broker sets the heartbeats.
+    """
+    properties = {**(NEXT_GENERATION_GROUP if next_generation else GROUP_CONSUMER), "group.id": group, "client.id": client_id}
+    if static_member is not None and not next_generation:
+        properties["group.instance.id"] = static_member
+    if is_prompt and not next_generation:
+        properties |= PROMPT_HEARTBEAT
+    return properties
+
+
 # No group: the caller keeps positions, and a position that the log no longer holds is an error.
 READER = _frozen(FAILOVER, _CONSUMER_BASE, auto_offset_reset="error")
 # For a reader that is closed at the end of the log. The end behind a transaction's marker shows in an empty fetch, and other requests wait

@@ -10,19 +10,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaError, KafkaException
 
 from echo_bus.client.cluster import RawMessage, RawProducer
 from echo_bus.client.consumer_queries import num_partitions
+from echo_bus.client.kafka_errors import kafka_error, not_delivered
 from echo_bus.client.profiles import MAX_RECORD_BYTES
-from echo_bus.client.refusals import refused
-from echo_bus.errors import DeadlineExceeded, DeliveryFailed, ProducerClosed, RecordTooLarge, TopicMissing, TransportError
+from echo_bus.errors import DeadlineExceeded, DeliveryFailed, ProducerClosed, RecordTooLarge, TransportError
 from echo_bus.metrics import BusMetrics
 from echo_schemas.headers import Header, headers_of
 from echo_schemas.records import Coordinates, Record
-from echo_schemas.rights import Resource
 from echo_schemas.topics import Topic
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ class Publisher:
             except BufferError:
                 self._wait_for_room(topic_metrics)
             except KafkaException as exc:
-                raise _failed(physical, exc.args[0]) from exc
+                raise not_delivered(physical, exc.args[0]) from exc
         topic_metrics.published.inc()
         topic_metrics.num_bytes.inc(num_bytes)
         return receipt
@@ -244,7 +243,7 @@ class Publisher:
                 topic_metrics.seconds.observe(time.monotonic() - started_s)
             self._settle(receipt, topic_metrics, Coordinates(partition=message.partition() or 0, offset=offset), None)
             return
-        failure = _failed(topic_metrics.physical, error)
+        failure = not_delivered(topic_metrics.physical, error)
         self._wire.metrics.publish_failures.labels(topic_metrics.physical, "no offset" if error is None else error.name()).inc()
         logger.error("%s", failure)
         self._failure = failure
@@ -274,9 +273,8 @@ class Publisher:
             try:
                 self._producer.poll(_POLL_S)
             except (KafkaException, SystemError) as exc:
-                # A fatal client error is raised out of poll; a callback in the same call turns it into a SystemError.
-                cause = exc if isinstance(exc, KafkaException) else exc.__cause__
-                reason = cause.args[0].str() if isinstance(cause, KafkaException) else str(exc)
+                error = kafka_error(exc)
+                reason = str(exc) if error is None else error.str()
                 self._failure = self._ended = DeliveryFailed(f"The producer {self._source} failed for good: {reason}.")
                 logger.exception("The producer %s failed for good", self._source)
                 return
@@ -297,19 +295,3 @@ class _TopicMetrics:
         self.num_bytes = metrics.bytes_published.labels(physical)
         self.seconds = metrics.publish_seconds.labels(physical)
         self.blocked = metrics.publish_blocked_seconds.labels(physical)
-
-
-def _failed(physical: str, error: Any) -> TransportError:
-    """The error for a record that was not acknowledged, or (None) acknowledged without an offset."""
-    if error is None:
-        # The client assumed the delivery, because a later record was delivered; no broker has confirmed it.
-        return DeliveryFailed(
-            f"A record for {physical} was acknowledged without an offset, so it may be missing from the log.",
-            hint="Publish it again: readers count a repeated record once.",
-        )
-    code = error.code()
-    if code in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}:  # noqa: SLF001  public in librdkafka
-        return TopicMissing(f"The topic {physical}, or the partition asked for, does not exist.", hint="Run `echoswarm topics apply`.")
-    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return refused("Write", Resource.TOPIC, physical)
-    return DeliveryFailed(f"A record for {physical} was not acknowledged: {error.str()}.")

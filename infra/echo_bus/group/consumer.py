@@ -19,16 +19,25 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from echo_bus.client.cluster import Cluster, RawConsumer, RawMessage
-from echo_bus.client.consumer_errors import check_error
+from echo_bus.client.cluster import Cluster, RawConsumer
 from echo_bus.client.consumer_queries import num_partitions
-from echo_bus.client.profiles import GROUP_CONSUMER, NEXT_GENERATION_GROUP, PROMPT_HEARTBEAT
+from echo_bus.client.kafka_errors import check_error
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import DeadLetters
-from echo_bus.errors import DeadlineExceeded, MemberReplaced, TransportError
+from echo_bus.errors import MemberReplaced, TransportError
 from echo_bus.group.notes import NoteKeeper, Notes
-from echo_bus.group.state import FetchedBatch, Handover, LoopLimits, PartitionKey, PartitionState, Reopened, Signal, TopicCounters
+from echo_bus.group.state import (
+    FetchedBatch,
+    Handover,
+    LoopLimits,
+    PartitionKey,
+    PartitionState,
+    Reopened,
+    Signal,
+    TopicCounters,
+    count_read,
+)
 from echo_bus.group.worker import LoopWorker
 from echo_bus.message import Handler
 from echo_bus.reading.decoding import Decoder
@@ -50,24 +59,6 @@ _LEAVE_S = 2.0
 _MOST_REPLACED, _RIVAL_S = 5, 60.0
 # A commit for every message would cost the broker more than the message.
 _SOON_S = 0.05
-
-
-def group_properties(
-    group: str, *, client_id: str, next_generation: bool = False, static_member: str | None = None, is_prompt: bool = False
-) -> dict[str, Any]:
-    """The client's properties for a member of `group`: cooperative-sticky, or KIP-848 with `next_generation`.
-
-    `static_member` is a name that survives restarts: a process that was killed and restarted has its partitions at once, not only when its
-    old session ends (KIP-345). Of two processes under one name the later one stays. With KIP-848 the broker refuses a restarted member
-    until its old session ends, so the name is not used there. `is_prompt`: three times as many heartbeats, so that members learn of
-    changes in a third of the time; with KIP-848 the broker sets the heartbeats.
-    """
-    properties = {**(NEXT_GENERATION_GROUP if next_generation else GROUP_CONSUMER), "group.id": group, "client.id": client_id}
-    if static_member is not None and not next_generation:
-        properties["group.instance.id"] = static_member
-    if is_prompt and not next_generation:
-        properties |= PROMPT_HEARTBEAT
-    return properties
 
 
 class ConsumerLoop:
@@ -100,16 +91,11 @@ class ConsumerLoop:
         self._counters = {physical: TopicCounters(wire.metrics, physical) for physical in self._topics}
         self._keeper = NoteKeeper()
         self._assignment: dict[PartitionKey, PartitionState] = {}
-        self._assigned = threading.Event()
         self._stopped = threading.Event()
         self._handed_back = threading.Event()
         self._all_paused = False
         self._next_commit_s = self._next_lag_s = self._committed_s = 0.0
         self._replaced_s: deque[float] = deque(maxlen=_MOST_REPLACED)
-
-    @property
-    def num_queued(self) -> int:
-        return self._handover.num_messages
 
     @property
     def num_in_flight(self) -> int:
@@ -134,14 +120,6 @@ class ConsumerLoop:
     def offer_again(self) -> None:
         """The handler has room: offer it the postponed messages at once. Any thread."""
         self._handover.give(Signal.ROOM)
-
-    def wait_assigned(self, timeout_s: float) -> None:
-        """Wait for this member's first assignment. Raises DeadlineExceeded; its usual cause is a missing right to join the group."""
-        if not self._assigned.wait(timeout_s):
-            raise DeadlineExceeded(
-                f"The group {self._group} assigned nothing within {timeout_s:g} s.",
-                hint="Compare its READ right with `echoswarm acls render`.",
-            )
 
     def stop(self) -> None:
         """Begin to drain: offer nothing more, finish what is in flight, commit, leave. Returns at once; `run` returns at the end."""
@@ -215,23 +193,7 @@ class ConsumerLoop:
             else:
                 check_error(error, raw, self._group)
         if messages:
-            self._handover.give(FetchedBatch(self._assignment, messages, self._count(messages)))
-
-    def _count(self, messages: list[RawMessage]) -> int:
-        """Count what was read by topic; returns its bytes."""
-        if len(self._counters) == 1:
-            (counters,) = self._counters.values()
-            num_bytes = sum(map(len, messages))
-            counters.read.inc(len(messages))
-            counters.bytes.inc(num_bytes)
-            return num_bytes
-        total = 0
-        for raw in messages:
-            counters, num_bytes = self._counters[raw.topic() or ""], len(raw)
-            counters.read.inc()
-            counters.bytes.inc(num_bytes)
-            total += num_bytes
-        return total
+            self._handover.give(FetchedBatch(self._assignment, messages, count_read(self._counters, messages)))
 
     def _balance(self, consumer: RawConsumer) -> None:
         """Pause all partitions while the worker is far behind."""
@@ -336,7 +298,6 @@ class ConsumerLoop:
             assignment[key] = PartitionState(key, self._topics[partition.topic], counters, self._worker.in_flight)
             counters.assigned.inc()
         self._assignment = assignment
-        self._assigned.set()
         self._on_assignment(frozenset(assignment))
         logger.info("%s: assigned %s", self._group, [f"{p.topic}[{p.partition}]" for p in partitions])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -83,6 +83,23 @@ class TopicCounters:
         self.paused = metrics.partitions_paused.labels(physical)
         self.assigned = metrics.partitions_assigned.labels(physical)
         self.in_flight = metrics.records_in_flight.labels(physical)
+
+
+def count_read(topics: Mapping[str, TopicCounters], messages: Sequence[RawMessage]) -> int:
+    """Count what was read by topic; returns its bytes."""
+    if len(topics) == 1:
+        (counters,) = topics.values()
+        num_bytes = sum(map(len, messages))
+        counters.read.inc(len(messages))
+        counters.bytes.inc(num_bytes)
+        return num_bytes
+    total = 0
+    for raw in messages:
+        counters, num_bytes = topics[raw.topic() or ""], len(raw)
+        counters.read.inc()
+        counters.bytes.inc(num_bytes)
+        total += num_bytes
+    return total
 
 
 class PartitionState:

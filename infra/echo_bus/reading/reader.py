@@ -17,9 +17,8 @@ from typing import TypeVar
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from echo_bus.client.cluster import Cluster, RawMessage
-from echo_bus.client.consumer_errors import END_OF_PARTITION, check_error
 from echo_bus.client.consumer_queries import end_offsets, num_partitions, offsets_at, watermarks
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error, translate
 from echo_bus.client.profiles import READER, WATCHER, Properties
 from echo_bus.client.publisher import Receipt
 from echo_bus.clock import Deadline

@@ -220,9 +220,9 @@ def _evaluate_here(settings: Settings, bus: Bus, planned: Planned, versions: Seq
             results = evaluations.take()
             try:
                 if results:
-                    with writer.transaction():
+                    with writer.transaction() as transaction:
                         for result in results:
-                            writer.publish(EVALS, result)
+                            transaction.publish(EVALS, result)
             except ProducerFenced as exc:
                 raise UserError(
                     "A learner of this namespace has started and taken over, so the result is not recorded.",

@@ -14,7 +14,7 @@ import typer
 from confluent_kafka import KafkaException
 
 from echo_bus.bus import Bus
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_ops.cli.context import read_settings

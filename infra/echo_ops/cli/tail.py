@@ -17,8 +17,8 @@ from rich.markup import escape
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawConsumer, RawMessage
-from echo_bus.client.consumer_errors import END_OF_PARTITION, check_error
 from echo_bus.client.consumer_queries import num_partitions, watermarks
+from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error
 from echo_bus.message import raw_headers
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config

@@ -182,7 +182,7 @@ class Redrive:
                 if each.handling is Handling.WRITE:
                     transaction.publish_bytes(physical, each.value, key=each.key, headers=each.headers, partition=each.partition)
             for reason, end in {each.letter.reason: each.letter.offset + 1 for each in batch}.items():
-                transaction.move(self._backlog.member(reason), [self._backlog.place(end, f"redriven by {self._by}")])
+                writer.move(self._backlog.member(reason), [self._backlog.place(end, f"redriven by {self._by}")])
 
 
 def discard(bus: Bus, backlog: Backlog, letters: Iterator[Letter], *, by: str) -> Counter[str]:
@@ -194,9 +194,9 @@ def discard(bus: Bus, backlog: Backlog, letters: Iterator[Letter], *, by: str) -
             ends[letter.reason] = letter.offset + 1
             counts[letter.reason] += 1
         if ends:
-            with writer.transaction() as transaction:
+            with writer.transaction():
                 for reason, end in ends.items():
-                    transaction.move(backlog.member(reason), [backlog.place(end, f"discarded by {by}")])
+                    writer.move(backlog.member(reason), [backlog.place(end, f"discarded by {by}")])
     return counts
 
 

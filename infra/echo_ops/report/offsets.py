@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 
 from echo_bus.client.cluster import Cluster, RawConsumer
 from echo_bus.client.consumer_queries import committed_offsets, end_offsets, num_partitions, offsets_at, open_asker
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.client.profiles import LOOK
 from echo_bus.errors import TransportError
 from echo_bus.requests.dispatch import WORKERS_GROUP

@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from echo_bus.bus import Bus
 from echo_bus.client.consumer_queries import committed_offsets, end_offsets, num_partitions, open_asker
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.client.profiles import LOOK
 from echo_bus.clock import Deadline
 from echo_bus.errors import TransportError

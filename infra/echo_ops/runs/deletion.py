@@ -17,7 +17,7 @@ from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, Ac
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.message import raw_headers
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_ops.groups import groups_with_members

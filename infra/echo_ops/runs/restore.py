@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from echo_bus.bus import Bus
-from echo_bus.client.kafka import translate
+from echo_bus.client.kafka_errors import translate
 from echo_bus.client.publisher import Publisher
 from echo_ops.runs.archive import Archive, ArchivedTopic, Digest, archived_records, kept_of, read_archive
 from echo_replay.raw_log import RawLog

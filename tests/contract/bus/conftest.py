@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from echo_bus.bus import Bus
 from echo_bus.client.cluster import Cluster
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.client.profiles import PRODUCER_LATENCY
+from echo_bus.client.profiles import PRODUCER_LATENCY, group_properties
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import Clock, Deadline, SystemClock
-from echo_bus.group.consumer import ConsumerLoop, group_properties
+from echo_bus.group.consumer import ConsumerLoop
 from echo_bus.group.state import LoopLimits
 from echo_bus.message import Handler
 from echo_bus.metrics import BusMetrics

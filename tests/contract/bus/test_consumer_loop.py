@@ -258,9 +258,9 @@ def test_a_stalled_handler_bounds_what_is_fetched_and_the_member_stays(kit: Any,
         return ACCEPTED
 
     with kit.running(DROPS, handle, limits=LoopLimits(max_queued_messages=50, batch_size=20)) as running:
-        until(lambda: running.loop.num_queued >= 50, "a full hand-over")
+        until(lambda: running.loop._handover.num_messages >= 50, "a full hand-over")
         until(lambda: running.loop._all_paused, "the partitions to be paused")
-        assert running.loop.num_queued <= 50 + 20
+        assert running.loop._handover.num_messages <= 50 + 20
         gate.set()
         until(lambda: len(seen) == 600, "everything after the stall")
         running.stop()
@@ -283,9 +283,8 @@ def test_a_second_member_takes_its_share_and_gives_it_back(
         return handle
 
     with kit.running(DROPS, handler("first"), group_options=group_options) as first:
-        first.loop.wait_assigned(PATIENCE_S)
+        until(lambda: first.loop._assignment, "the first assignment")
         with kit.running(DROPS, handler("second"), group_options=group_options) as second:
-            second.loop.wait_assigned(PATIENCE_S)
             until(lambda: len(first.loop._assignment) == len(second.loop._assignment) == 2, "two partitions each")
             publish(kit, drop, range(100))
             until(lambda: len(seen["first"]) + len(seen["second"]) == 100, "all messages")
@@ -349,7 +348,7 @@ def test_a_member_says_which_partitions_it_has_whenever_that_changes(kit: Any, u
 def test_a_static_member_says_goodbye_so_that_nobody_waits_for_its_session(kit: Any, until: Until) -> None:
     kit.create(DROPS)
     with kit.running(DROPS, accept, group_options={"static_member": "first"}, properties=LONG_SESSION) as first:
-        first.loop.wait_assigned(PATIENCE_S)
+        until(lambda: first.loop._assignment, "the first assignment")
         with kit.running(DROPS, accept, group_options={"static_member": "second"}, properties=LONG_SESSION) as second:
             until(lambda: len(first.loop._assignment) == len(second.loop._assignment) == 2, "two partitions each")
             second.stop()
@@ -362,7 +361,7 @@ def test_a_member_that_died_and_comes_back_under_its_name_has_its_partitions_at_
         pytest.skip("the broker in memory has no sessions")
     kit.create(DROPS)
     with kit.running(DROPS, accept, group_options={"static_member": "first"}, properties=LONG_SESSION) as dead:
-        dead.loop.wait_assigned(PATIENCE_S)
+        until(lambda: dead.loop._assignment, "the first assignment")
         # The group cannot tell a process that was killed from one that still runs: the later one of a name is the member.
         with kit.running(DROPS, accept, group_options={"static_member": "first"}, properties=LONG_SESSION) as back:
             until(lambda: len(back.loop._assignment) == 4, "all partitions")

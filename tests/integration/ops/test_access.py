@@ -21,12 +21,12 @@ from confluent_kafka.admin import (
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.consumer_errors import check_error
 from echo_bus.client.consumer_queries import num_partitions
 from echo_bus.client.kafka import KafkaCluster
+from echo_bus.client.kafka_errors import check_error
+from echo_bus.client.profiles import group_properties
 from echo_bus.clock import Deadline
 from echo_bus.errors import NotAuthorized
-from echo_bus.group.consumer import group_properties
 from echo_embedded import EmbeddedKafka
 from echo_embedded.tools import tool_command
 from echo_ops.access import as_binding

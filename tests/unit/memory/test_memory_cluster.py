@@ -117,10 +117,10 @@ def test_a_lost_record_of_a_transaction_rolls_it_back(cluster: MemoryCluster, bu
     writer = bus.transactions()
     writer.start(WAIT_S)
     cluster.faults.lose_next_produce(NAMESPACE.topic(PROGRESS))
-    with pytest.raises(DeliveryFailed, match="without an offset"), writer.transaction():
-        writer.publish(PROGRESS, progress(), partition=0)
-    with writer.transaction():
-        writer.publish(PROGRESS, progress(7), partition=0)
+    with pytest.raises(DeliveryFailed, match="without an offset"), writer.transaction() as transaction:
+        transaction.publish(PROGRESS, progress(), partition=0)
+    with writer.transaction() as transaction:
+        transaction.publish(PROGRESS, progress(7), partition=0)
     assert len(values(cluster, NAMESPACE.topic(PROGRESS))) == 1
 
 
@@ -149,10 +149,10 @@ def test_a_failed_record_rolls_its_transaction_back(cluster: MemoryCluster, bus:
     writer = bus.transactions()
     writer.start(WAIT_S)
     cluster.faults.fail_next_produce(NAMESPACE.topic(PROGRESS), KafkaError._MSG_TIMED_OUT)
-    with pytest.raises((DeliveryFailed, TransactionAborted)), writer.transaction():
-        writer.publish(PROGRESS, progress(1), partition=0)
-    with writer.transaction():
-        writer.publish(PROGRESS, progress(2), partition=0)
+    with pytest.raises((DeliveryFailed, TransactionAborted)), writer.transaction() as transaction:
+        transaction.publish(PROGRESS, progress(1), partition=0)
+    with writer.transaction() as transaction:
+        transaction.publish(PROGRESS, progress(2), partition=0)
     assert [lock_file_codec().decode(value) for _, value in values(cluster, NAMESPACE.topic(PROGRESS))] == [progress(2)]
 
 
@@ -178,13 +178,13 @@ def test_a_crash_at_any_call_of_a_transaction_leaves_nothing_of_it(cluster: Memo
             raise Crash
 
     cluster.faults.before = crash_at
-    with pytest.raises(Crash), writer.transaction():
-        writer.publish(PROGRESS, progress(1), partition=0)
+    with pytest.raises(Crash), writer.transaction() as transaction:
+        transaction.publish(PROGRESS, progress(1), partition=0)
     cluster.faults.before = None
     successor = bus.transactions("learner")
     successor.start(WAIT_S)
-    with successor.transaction():
-        successor.publish(PROGRESS, progress(2), partition=0)
+    with successor.transaction() as transaction:
+        transaction.publish(PROGRESS, progress(2), partition=0)
     assert [lock_file_codec().decode(value) for _, value in values(cluster, NAMESPACE.topic(PROGRESS))] == [progress(2)]
 
 

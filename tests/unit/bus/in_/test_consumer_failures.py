@@ -14,11 +14,12 @@ from confluent_kafka import Message as ClientMessage
 from confluent_kafka.admin import NewTopic
 from prometheus_client import CollectorRegistry
 
-from echo_bus.client.consumer_errors import check_error
+from echo_bus.client.kafka_errors import check_error
+from echo_bus.client.profiles import group_properties
 from echo_bus.client.publisher import Publisher
 from echo_bus.clock import SystemClock
-from echo_bus.errors import DeadlineExceeded, DeliveryFailed, MemberReplaced, NotAuthorized, OffsetLost, TopicMissing, TransportError
-from echo_bus.group.consumer import ConsumerLoop, group_properties
+from echo_bus.errors import DeliveryFailed, MemberReplaced, NotAuthorized, OffsetLost, TopicMissing, TransportError
+from echo_bus.group.consumer import ConsumerLoop
 from echo_bus.group.state import LoopLimits
 from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Handler, Invalid, Message, Outcome
 from echo_bus.metrics import BusMetrics
@@ -281,11 +282,6 @@ def test_a_handler_that_returns_nothing_is_told_so(bench: Bench) -> None:
         wait_until(lambda: errors, "the loop to fail")
     assert isinstance(errors[0], TypeError)
     assert "must return Accepted, Invalid or Busy" in str(errors[0])
-
-
-def test_a_group_that_assigns_nothing_is_named(bench: Bench) -> None:
-    with pytest.raises(DeadlineExceeded, match=r"test\.group assigned nothing"):
-        bench.loop(lambda message: ACCEPTED).wait_assigned(0.01)
 
 
 def test_static_and_next_generation_members_have_their_properties() -> None:

@@ -1,0 +1,125 @@
+"""What an error of confluent-kafka means: the error of `errors.py` that says what to do. Nothing else decides by Kafka's error codes.
+
+translate            the answer to a request
+check_error          an event of a consumer: go on, or stop
+not_delivered        a record without an acknowledgement
+transaction_error    a step of a transaction: repeat it, roll back, or give the writer up
+"""
+
+from __future__ import annotations
+
+import logging
+
+from confluent_kafka import KafkaError, KafkaException
+
+from echo_bus.client.cluster import RawMessage
+from echo_bus.client.refusals import LOGIN_HINT, refused
+from echo_bus.errors import (
+    ClusterUnreachable,
+    DeliveryFailed,
+    MemberReplaced,
+    NotAuthorized,
+    OffsetLost,
+    ProducerFenced,
+    TopicMissing,
+    TransactionAborted,
+    TransportError,
+)
+from echo_schemas.rights import Resource
+
+logger = logging.getLogger(__name__)
+
+END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001  public in librdkafka, underscored in Python
+
+LOGIN_REFUSED = frozenset({KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION})  # noqa: SLF001  as above
+_NOT_ALLOWED = LOGIN_REFUSED | {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+_NO_BROKER = frozenset({KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT, KafkaError._RESOLVE})  # noqa: SLF001
+MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})  # noqa: SLF001
+_LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+_FATAL, _FENCED = KafkaError._FATAL, "fenced by other consumer"  # noqa: SLF001
+_REPLACED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID, KafkaError._FENCED})  # noqa: SLF001
+
+
+def kafka_error(exc: KafkaException | SystemError) -> KafkaError | None:
+    """The error that a call raised. A fatal one raised out of poll or flush while a Python callback runs arrives as a SystemError; None for
+    any other SystemError."""
+    cause = exc if isinstance(exc, KafkaException) else exc.__cause__
+    return cause.args[0] if isinstance(cause, KafkaException) else None
+
+
+def translate(error: KafkaException, where: str) -> TransportError:
+    """The error for a request to `where` that has failed."""
+    cause: KafkaError = error.args[0]
+    if cause.code() in _NOT_ALLOWED:
+        return NotAuthorized(f"The cluster at {where} does not allow this: {cause.str()}", hint="Compare with `echoswarm acls render`.")
+    if cause.code() in _NO_BROKER:
+        return ClusterUnreachable(
+            f"No broker answers at {where}.",
+            hint="Is it running (`echoswarm kafka status`), is the address right, and does it want TLS or a login ([kafka.client])?",
+        )
+    return TransportError(f"Kafka at {where} says: {cause.str()}.")
+
+
+def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
+    """Return if the client recovers by itself, else raise NotAuthorized, TopicMissing, OffsetLost, MemberReplaced or TransportError.
+
+    `group`: the member's group. A reader joins none and needs no right on one, so without `group` a refusal for a group is ignored.
+    """
+    code, where = error.code(), f"{raw.topic()}[{raw.partition()}]" if raw.topic() else "the group"
+    if code == END_OF_PARTITION:
+        return
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
+        if not group:
+            return
+        raise refused("Read", Resource.GROUP, group)
+    if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise refused("Read", Resource.TOPIC, raw.topic() or error.str())
+    if code in LOGIN_REFUSED:
+        raise NotAuthorized(f"The cluster refuses the login: {error.str()}.", hint=LOGIN_HINT)
+    if code in MISSING:
+        raise TopicMissing(f"{where} does not exist: {error.str()}.", hint="Run `echoswarm topics apply`.")
+    if code in _LOST:
+        raise OffsetLost(f"The position asked for is not in {where} any more: {error.str()}.", hint="Choose where to go on reading.")
+    # A fenced member gets a fatal error whose text alone names the cause.
+    if code in _REPLACED or (code == _FATAL and _FENCED in error.str()):
+        raise MemberReplaced(
+            f"Another consumer has taken this one's place in the group: {error.str()}.",
+            hint="Two processes have the same name. Stop one of them, or give each its own (--name).",
+        )
+    if code == _FATAL or error.fatal():
+        raise TransportError(f"The consumer of {where} failed for good: {error.str()}.")
+    logger.warning("The client reports about %s: %s; it goes on by itself", where, error)
+
+
+def not_delivered(physical: str, error: KafkaError | None) -> TransportError:
+    """The error for a record that was not acknowledged, or (None) acknowledged without an offset."""
+    if error is None:
+        # The client assumed the delivery, because a later record was delivered; no broker has confirmed it.
+        return DeliveryFailed(
+            f"A record for {physical} was acknowledged without an offset, so it may be missing from the log.",
+            hint="Publish it again: readers count a repeated record once.",
+        )
+    if error.code() in MISSING:
+        return TopicMissing(f"The topic {physical}, or the partition asked for, does not exist.", hint="Run `echoswarm topics apply`.")
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        return refused("Write", Resource.TOPIC, physical)
+    return DeliveryFailed(f"A record for {physical} was not acknowledged: {error.str()}.")
+
+
+def transaction_error(error: KafkaError, doing: str, transactional_id: str) -> TransportError | None:
+    """The error for a step of a transaction, `doing` in words; None: the step may be repeated."""
+    if error.code() == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+        return refused("Write", Resource.TRANSACTIONAL_ID, transactional_id)
+    if error.fatal():
+        return ProducerFenced(
+            f"The transactional producer is dead (while {doing}): {error.str()}.",
+            hint="Make a new one and read the newest session claim: only that says whether a successor exists.",
+        )
+    if error.txn_requires_abort():
+        return TransactionAborted(f"The transaction must be rolled back (while {doing}): {error.str()}.")
+    return None if error.retriable() else TransportError(f"A transaction failed while {doing}: {error.str()}.")
