@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_core.groups import AssemblyState
-from echo_learner.commit.checkpoint import LearnerState, checkpoint_id
+from echo_learner.commit.learner_state import LearnerState, checkpoint_id
 from echo_learner.commit.publication import Publication
 from echo_learner.commit.snapshot import SnapshotFiles, file_names
 from echo_learner.orders import RunOrders

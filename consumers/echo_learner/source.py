@@ -15,7 +15,7 @@ from echo_bus.requests.roster import Roster
 from echo_core.assembly import GroupAssembler
 from echo_core.batch_choice import ChosenGroup
 from echo_core.policy import Admission
-from echo_learner.commit.checkpoint import LearnerState
+from echo_learner.commit.learner_state import LearnerState
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.record_check import CountedRequests, IsIssued

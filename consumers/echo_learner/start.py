@@ -13,7 +13,8 @@ from echo_bus.bus import Bus
 from echo_bus.client.transactions import TransactionalWriter
 from echo_core.assembly import GroupAssembler
 from echo_learner.commit import session as sessions
-from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Outbox
+from echo_learner.commit.checkpoint import CheckpointStore, Outbox
+from echo_learner.commit.learner_state import LearnerState
 from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer, look, since_it_began
 from echo_learner.commit.session import Tip
 from echo_learner.evaluation.setup import published_manifests

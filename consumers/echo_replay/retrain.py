@@ -25,7 +25,8 @@ import numpy as np
 
 from echo_bus.errors import BlobCorrupt, OffsetLost
 from echo_core.policy import OverBudget
-from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
+from echo_learner.commit.checkpoint import CheckpointStore
+from echo_learner.commit.learner_state import LearnerState
 from echo_learner.commit.resuming import load_trainer
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.training.batch import SignalSource

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_core.closed_seqs import ClosedSeqs
-from echo_learner.commit.checkpoint import LearnerState
+from echo_learner.commit.learner_state import LearnerState
 from echo_schemas.columns import FLAG_DTYPE, VALUE_DTYPE
 from echo_schemas.records import Coordinates, Drop, Purpose, Reward, RewardOutcome, StepReport, Trajectory, WeightManifest
 from tests.model.trainer import moments_of, retrained, samples_of

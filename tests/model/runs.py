@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 from echo_bus.bus import Bus
 from echo_bus.clock import SystemClock
 from echo_bus.metrics import BusMetrics
-from echo_learner.commit.checkpoint import LearnerState
+from echo_learner.commit.learner_state import LearnerState
 from echo_learner.commit.snapshot import file_names
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions

@@ -13,7 +13,8 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_core.assembly import GroupAssembler
 from echo_core.groups import AssemblyState, DropDecision
 from echo_learner.commit import session as sessions
-from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
+from echo_learner.commit.checkpoint import CheckpointStore
+from echo_learner.commit.learner_state import LearnerState
 from echo_learner.commit.publication import Publication, PublicationThread
 from echo_learner.commit.snapshot import read_snapshot
 from echo_learner.intake import Intake

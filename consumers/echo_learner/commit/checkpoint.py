@@ -25,16 +25,17 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from echo_core.groups import AssemblyState
 from echo_learner.commit.ancestry import Relation, comes_from, relations
+from echo_learner.commit.fsync import sync, sync_tree
+from echo_learner.commit.learner_state import LearnerState, from_json, to_json, version_of
 from echo_learner.commit.snapshot import SnapshotFiles, copy_snapshot, read_snapshot
 from echo_schemas.codec import Codec
 from echo_schemas.errors import InvalidRecord, UserError
-from echo_schemas.records import Coordinates, Record, RewardTerm, WeightKind
+from echo_schemas.records import Record, WeightKind
 from echo_schemas.topics import BY_NAME, Topic
 
 logger = logging.getLogger(__name__)
@@ -51,64 +52,12 @@ _HASHED_AT_ONCE = 4
 _MIB = 1 << 20
 # Threads take longer to start than a few MiB to hash.
 _WORTH_THREADS = 8 * _MIB
-_POSITIONS = ("trajectory_lows", "trajectory_read_to", "reward_lows")
 _NOT_WHOLE_HINT = (
     "Bring its folder back as it was. If its version is not in the log yet, removing it lets the run go on from the one before."
 )
 
 Outbox = tuple[tuple[Topic, Record], ...]
 """Records to publish, in order."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """The snapshot of another run from which a fork began."""
-
-    run_id: str
-    version: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerState:
-    """The learner's state after `version` steps. `parent`: the checkpoint before; `published`: the newest version in the log.
-
-    `groups_trained` and `groups_dropped` count over the whole lineage. `identities`: of cluster and topics, to notice others of the same
-    name. `meaning`: the settings that decide what the weights become. `origin`: in all checkpoints of a fork. `weights_of`: the checkpoint
-    whose weights this one links, if it was made for drops alone; `weights_ms`: when that one was made.
-    """
-
-    id: str
-    parent: str | None
-    run_id: str
-    session: str
-    version: int
-    published: int | None
-    groups_trained: int
-    groups_dropped: int
-    assembly: AssemblyState
-    terms: tuple[RewardTerm, ...]
-    identities: Mapping[str, str]
-    meaning: Mapping[str, Any]
-    snapshot: str | None
-    created_ms: int
-    origin: Origin | None = None
-    weights_of: str | None = None
-    weights_ms: int = 0
-
-    @property
-    def step_checkpoint(self) -> str:
-        """The checkpoint that the report of this version names."""
-        return self.weights_of or self.id
-
-
-def checkpoint_id(version: int, session: str, number: int = 0) -> str:
-    """`v<n>-<session>`; a checkpoint made for drops alone has a `number`."""
-    return f"v{version}-{session}.{number}" if number else f"v{version}-{session}"
-
-
-def version_of(name: str) -> int:
-    return int(name[1:].partition("-")[0])
 
 
 class CheckpointStore:
@@ -153,7 +102,7 @@ class CheckpointStore:
             staging.mkdir(parents=True)
             files = put_weights(staging)
             (staging / _OUTBOX).write_bytes(b"".join(self._packed(outbox)))
-            content = {"format": _FORMAT, "files": {**files, **dict(_digests(staging, [_OUTBOX]))}, **_to_json(state)}
+            content = {"format": _FORMAT, "files": {**files, **dict(_digests(staging, [_OUTBOX]))}, **to_json(state)}
             (staging / _STATE).write_text(json.dumps({"checksum": _checksum(content), **content}), encoding="utf-8")
             sync_tree(staging)
             staging.rename(final)
@@ -233,7 +182,7 @@ class CheckpointStore:
         """The state of a checkpoint. Raises UserError if it is not there or not whole."""
         content = self._content(name)
         try:
-            return _from_json(content)
+            return from_json(content)
         except (KeyError, TypeError, ValueError) as exc:
             raise UserError(f"The checkpoint {name} is not whole: {exc!r}.", hint=_NOT_WHOLE_HINT) from exc
 
@@ -393,49 +342,6 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
         yield data[start:position]
 
 
-def _to_json(state: LearnerState) -> dict[str, Any]:
-    """With keys as text, as JSON returns them: the checksum is computed over what is read.
-
-    Written out, because `asdict` would copy hundreds of positions at each step.
-    """
-    assembly = state.assembly
-    return {
-        **{each.name: getattr(state, each.name) for each in fields(state)},
-        "assembly": {
-            "floor": assembly.floor,
-            "closed": sorted(assembly.closed),
-            "settled": sorted((where.partition, where.offset) for where in assembly.settled),
-            "open": {str(seq): [(where.partition, where.offset) for where in lows] for seq, lows in assembly.open.items()},
-            **{name: {str(key): value for key, value in getattr(assembly, name).items()} for name in _POSITIONS},
-        },
-        "terms": [asdict(term) for term in state.terms],
-        "origin": None if state.origin is None else asdict(state.origin),
-    }
-
-
-def _from_json(content: Mapping[str, Any]) -> LearnerState:
-    """Ignores fields that a newer release has added: a field that must not be ignored changes the format."""
-    values = _known(LearnerState, content)
-    assembly = values["assembly"]
-    values["assembly"] = AssemblyState(
-        floor=assembly["floor"],
-        closed=frozenset(assembly["closed"]),
-        settled=frozenset(Coordinates(partition=partition, offset=offset) for partition, offset in assembly["settled"]),
-        **{name: {int(key): value for key, value in assembly[name].items()} for name in _POSITIONS},
-        open={
-            int(seq): tuple(Coordinates(partition=partition, offset=offset) for partition, offset in lows)
-            for seq, lows in assembly["open"].items()
-        },
-    )
-    values["origin"] = None if values["origin"] is None else Origin(**_known(Origin, values["origin"]))
-    values["terms"] = tuple(RewardTerm(**_known(RewardTerm, term)) for term in values["terms"])
-    return LearnerState(**values)
-
-
-def _known(cls: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {each.name: values[each.name] for each in fields(cls) if each.name in values}
-
-
 def _checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -460,19 +366,3 @@ def _digests(folder: Path, paths: Sequence[str]) -> list[tuple[str, list[Any]]]:
         return list(map(digest, paths))
     with ThreadPoolExecutor(_HASHED_AT_ONCE, thread_name_prefix="checksums") as pool:
         return list(pool.map(digest, paths))
-
-
-def sync_tree(folder: Path) -> None:
-    """Force `folder` and everything below it onto the disk. Raises OSError."""
-    for path in folder.rglob("*"):
-        sync(path)
-    sync(folder)
-
-
-def sync(path: Path) -> None:
-    """Force a file, or a folder's list of names, onto the disk. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,7 +21,8 @@ from echo_bus.blobs.files import partial_of
 from echo_bus.bus import Bus
 from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
-from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, Origin, Outbox, checkpoint_id
+from echo_learner.commit.checkpoint import CheckpointStore, Outbox
+from echo_learner.commit.learner_state import LearnerState, Origin, checkpoint_id
 from echo_learner.commit.log_changes import ranges
 from echo_learner.commit.snapshot import SnapshotFiles, file_names, read_snapshot
 from echo_learner.commit.store import read_stored

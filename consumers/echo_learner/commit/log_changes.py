@@ -20,7 +20,7 @@ from echo_bus.reading.reader import Place
 from echo_bus.requests.issued_requests import IssuedRequest, read_issued
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import AssemblyState
-from echo_learner.commit.checkpoint import LearnerState
+from echo_learner.commit.learner_state import LearnerState
 from echo_learner.commit.session import READ_S
 from echo_schemas.errors import UserError
 from echo_schemas.partitioning import partition_of

@@ -17,7 +17,8 @@ from echo_bus.bus import Bus
 from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
-from echo_learner.commit.checkpoint import CheckpointStore, LearnerState
+from echo_learner.commit.checkpoint import CheckpointStore
+from echo_learner.commit.learner_state import LearnerState
 from echo_learner.commit.log_changes import examine_log, fork_hint
 from echo_learner.commit.placement import SnapshotPlacement, expected_bytes
 from echo_learner.commit.session import Tip

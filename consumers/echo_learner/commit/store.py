@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from echo_learner.commit.checkpoint import sync, sync_tree
+from echo_learner.commit.fsync import sync, sync_tree
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightManifest

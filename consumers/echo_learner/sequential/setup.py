@@ -13,7 +13,7 @@ from echo_bus.clock import Clock
 from echo_bus.requests.dispatch import LeastLagChooser
 from echo_bus.requests.roster import Roster
 from echo_core.closed_seqs import ClosedSeqs, plan_resume
-from echo_learner.commit.checkpoint import LearnerState
+from echo_learner.commit.learner_state import LearnerState
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.asking import AskingParts, BatchRequests

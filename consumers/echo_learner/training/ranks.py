@@ -31,7 +31,7 @@ from echo_bus.clock import Deadline
 from echo_core.normalisation import Normalisation
 from echo_embedded.guard import Guard
 from echo_embedded.ports import free_ports
-from echo_learner.commit.checkpoint import sync_tree
+from echo_learner.commit.fsync import sync_tree
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.losses.config import ReferenceKl
 from echo_learner.training.batch import TrainingBatch

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
+from echo_learner.commit.fsync import sync
 from echo_replay.export.layout import BUCKET, STRIDE, Slot, Table, folder_of, is_ours
 from echo_schemas.errors import UserError
 
@@ -160,12 +161,3 @@ def forget_if_empty(home: Path) -> None:
     if [path.name for path in home.iterdir()] == [_LOCK]:
         (home / _LOCK).unlink()
         home.rmdir()
-
-
-def sync(path: Path) -> None:
-    """From now on a file's content, or a rename in a folder, survives a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from echo_learner.commit.fsync import sync
 from echo_replay.export.layout import STAGED, Slot
-from echo_replay.export.manifest import ExportedFile, sync
+from echo_replay.export.manifest import ExportedFile
 
 # Every reader of Parquet knows it, and texts become smaller than with the default (snappy).
 _COMPRESSION = "zstd"

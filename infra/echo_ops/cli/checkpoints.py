@@ -13,7 +13,8 @@ import typer
 from echo_bus.bus import Bus
 from echo_learner.commit import session as sessions
 from echo_learner.commit.ancestry import Relation, relations
-from echo_learner.commit.checkpoint import CheckpointStore, LearnerState, version_of
+from echo_learner.commit.checkpoint import CheckpointStore
+from echo_learner.commit.learner_state import LearnerState, version_of
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config
 from echo_ops.cli.output import out

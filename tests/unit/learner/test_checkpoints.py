@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_learner.commit.ancestry import Relation, relations
-from echo_learner.commit.checkpoint import LearnerState, _checksum, checkpoint_id
+from echo_learner.commit.checkpoint import _checksum
+from echo_learner.commit.learner_state import LearnerState, checkpoint_id
 from echo_ops.cli import checkpoints as commands
 from echo_ops.cli import output
 from echo_schemas.errors import UserError
