@@ -35,12 +35,12 @@ from echo_learner.training.microbatches import MicroBatch, deal_to_ranks, restor
 from echo_learner.training.policy_model import PolicyConfig, PolicyModel, load_policy, snapshot_config, snapshot_names
 from echo_learner.training.resharding import ShardLayout, universal_form
 from echo_learner.training.stored_form import StoredForm, fused_tensors
+from echo_learner.training.tensors import Differences, SampleTensors, TokenRows
 from echo_learner.training.weight_file import Slot, in_file_order, open_tensors, write_snapshot
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
 _TAG = "trainer"
-_NO_ROWS = np.zeros(0, np.int64)
 _TORCH_WRITER = "inline_container"
 # Most bytes of all copies of trained weights, which lie on the device beside the model: enough for adapters, not for whole models.
 _MAX_COPY_BYTES = 512 << 20
@@ -122,11 +122,11 @@ class DeepSpeedTrainer:
         """Train one step. Raises TrainingDiverged before an update that holds a number that is not finite."""
         started_s = time.perf_counter()
         plan = restore_plan(batch.order.tolist(), batch.micro_batch_sizes.tolist(), batch.update_sizes.tolist())
-        arrays = _SampleRows(batch, self._engine.device)
+        arrays = SampleTensors(batch, self._engine.device)
         later = [sample for update in plan.updates[1:] for micro_batch in update for sample in micro_batch]
         previous = self._previous(arrays, plan.updates[1:]) if later else {}
         totals: TokenSums | None = None
-        differences = _Differences(arrays.num_samples, self._engine.device)
+        differences = Differences(arrays.num_samples, self._engine.device)
         grad_norms, lr = [], 0.0
         for number, update in enumerate(plan.updates):
             sums = self._update(arrays, update, previous if number else None, differences)
@@ -173,7 +173,7 @@ class DeepSpeedTrainer:
 
     def logprobs_under(self, version: int, batch: TrainingBatch) -> list[npt.NDArray[np.float32]]:
         """The log-probabilities of each sample's generated tokens under a remembered version; each rank computes its part of them."""
-        arrays = _SampleRows(batch, self._engine.device)
+        arrays = SampleTensors(batch, self._engine.device)
         plan = restore_plan(batch.order.tolist(), batch.micro_batch_sizes.tolist(), batch.update_sizes.tolist())
         found = torch.zeros(int(batch.num_generated.sum()), dtype=torch.float32, device=self._engine.device)
         with torch.no_grad():
@@ -264,7 +264,7 @@ class DeepSpeedTrainer:
         model = load_policy(self._config.policy).to(self._engine.device)
         return model.requires_grad_(requires_grad=False).eval()
 
-    def _previous(self, arrays: _SampleRows, updates: Sequence[tuple[MicroBatch, ...]]) -> dict[MicroBatch, Tensor]:
+    def _previous(self, arrays: SampleTensors, updates: Sequence[tuple[MicroBatch, ...]]) -> dict[MicroBatch, Tensor]:
         """Log-probabilities at the step's start of the later updates' samples, by micro-batch, on the rank that will train it."""
         found = {}
         with torch.no_grad():
@@ -276,10 +276,10 @@ class DeepSpeedTrainer:
 
     def _update(
         self,
-        arrays: _SampleRows,
+        arrays: SampleTensors,
         update: tuple[MicroBatch, ...],
         previous: Mapping[MicroBatch, Tensor] | None,
-        differences: _Differences,
+        differences: Differences,
     ) -> TokenSums:
         """Forward and backward over one update's micro-batches, this rank's share; the sums of all ranks."""
         samples = list(itertools.chain.from_iterable(update))
@@ -300,11 +300,11 @@ class DeepSpeedTrainer:
 
     def _micro_step(
         self,
-        arrays: _SampleRows,
+        arrays: SampleTensors,
         samples: MicroBatch,
         scale_of: Mapping[int, float],
         previous: Mapping[MicroBatch, Tensor] | None,
-        differences: _Differences,
+        differences: Differences,
     ) -> TokenSums:
         inputs = arrays.inputs(samples)
         logprobs, entropies = self._engine(*inputs)
@@ -331,7 +331,7 @@ class DeepSpeedTrainer:
         return measure_tokens(batch, outputs, entropies=entropies[kept], fresh=rows.fresh)
 
     @staticmethod
-    def _sampler(rows: _Rows, learner: Tensor, previous: Tensor | None) -> Tensor:
+    def _sampler(rows: TokenRows, learner: Tensor, previous: Tensor | None) -> Tensor:
         """Log-probabilities under the sampler; where it gave none, under the policy at the step's start, which is the learner until the
         first update."""
         if rows.recomputed is None:
@@ -375,97 +375,3 @@ class DeepSpeedTrainer:
                 f"The gradient norm is {value}.", hint="The policy has diverged: lower [learner] lr, and start a new run."
             )
         return value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Rows:
-    """A micro-batch's token rows, as `LossInputs` takes them."""
-
-    sampler: Tensor
-    advantages: Tensor
-    mask: Tensor
-    fresh: Tensor
-    recomputed: Tensor | None
-    sequence_ids: Tensor
-    sequence_lengths: Tensor
-
-
-class _Differences:
-    """The differences of log-probabilities between learner and sampler on each fresh sample, summed on the rank of its micro-batch."""
-
-    def __init__(self, num_samples: int, device: torch.device) -> None:
-        self._sums = torch.zeros(2, num_samples, dtype=torch.float64, device=device)
-
-    def add(self, samples: MicroBatch, batch: LossInputs, fresh: Tensor) -> None:
-        """`fresh` [T]: tokens of the version that starts the step."""
-        counted = (batch.mask & fresh).double()
-        values = torch.stack([(batch.start_of_step.double() - batch.sampler.double()).abs() * counted, counted])
-        found = torch.zeros(2, len(samples), dtype=torch.float64, device=values.device).index_add_(1, batch.sequence_ids, values)
-        self._sums[:, list(samples)] = found
-
-    def over_ranks(self, world_size: int) -> npt.NDArray[np.float64]:
-        """Each sample's mean a token [N], NaN for one without such tokens. A collective."""
-        if world_size > 1:
-            dist.all_reduce(self._sums)
-        sums, counts = self._sums.cpu()
-        found: npt.NDArray[np.float64] = torch.where(counts > 0, sums / counts, torch.nan).numpy()
-        return found
-
-
-class _SampleRows:
-    """A batch's flat arrays, cut by sample."""
-
-    def __init__(self, batch: TrainingBatch, device: torch.device) -> None:
-        self._batch = batch
-        self._device = device
-        self.num_generated = batch.num_generated
-        self.num_samples = len(batch.lengths)
-        self._token_starts = np.cumsum(batch.lengths) - batch.lengths
-        self._row_starts = np.cumsum(batch.num_generated) - batch.num_generated
-
-    def inputs(self, samples: MicroBatch) -> tuple[Tensor | None, ...]:
-        """The arguments of `PolicyModel.forward`, `is_cut` and `experts` only if any token of the step has them; two tokens of padding for
-        a rank without work."""
-        batch = self._batch
-        if not samples:
-            one = torch.ones(1, dtype=torch.int64, device=self._device)
-            return torch.zeros(1, 2, dtype=torch.int64, device=self._device), one * 0, one
-        longest = int(batch.lengths[list(samples)].max())
-        ids = np.zeros((len(samples), longest), np.int64)
-        chosen = np.zeros((len(samples), longest), np.bool_)
-        for row, sample in enumerate(samples):
-            start, length = int(self._token_starts[sample]), int(batch.lengths[sample])
-            ids[row, :length] = batch.tokens[start : start + length]
-            chosen[row, :length] = batch.generated[start : start + length]
-        more: list[npt.NDArray[Any] | None] = [batch.cut[self.row_indices(samples)]] if batch.cut.size else []
-        if batch.experts.size:
-            experts = np.full((*ids.shape, batch.experts.shape[1]), -1, np.int64)
-            for row, sample in enumerate(samples):
-                start, length = int(self._token_starts[sample]), int(batch.lengths[sample])
-                experts[row, :length] = batch.experts[start : start + length]
-            more = [*(more or [None]), experts]
-        return tuple(None if array is None else torch.from_numpy(array).to(self._device) for array in (ids, *chosen.nonzero(), *more))
-
-    def rows(self, samples: MicroBatch) -> _Rows:
-        """The micro-batch's token rows, in the order of `inputs`."""
-        batch = self._batch
-        lengths = batch.num_generated[list(samples)] if samples else np.zeros(0, np.int64)
-        pick = self.row_indices(samples)
-
-        def tensor(array: np.ndarray[Any, Any]) -> Tensor:
-            return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-
-        return _Rows(
-            sampler=tensor(batch.sampler[pick]),
-            advantages=tensor(batch.advantages[pick]),
-            mask=tensor(batch.mask[pick]),
-            fresh=tensor(batch.fresh[pick]),
-            recomputed=tensor(batch.recomputed[pick]) if batch.recomputed.size else None,
-            sequence_ids=tensor(np.repeat(np.arange(len(samples)), lengths)),
-            sequence_lengths=tensor(lengths),
-        )
-
-    def row_indices(self, samples: MicroBatch) -> npt.NDArray[np.int64]:
-        """Positions of the micro-batch's token rows among the batch's, in the order of `inputs`."""
-        starts, lengths = self._row_starts[list(samples)], self.num_generated[list(samples)]
-        return np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)] or [_NO_ROWS])

@@ -184,12 +184,12 @@ def test_experts_go_to_the_model_beside_their_tokens_padding_has_none() -> None:
     pytest.importorskip("torch", reason="micro-batches are made for torch: install the extra 'learner'")
     import torch
 
-    from echo_learner.training.trainer import _SampleRows
+    from echo_learner.training.tensors import SampleTensors
 
     said = Experts.of(np.array([[[0, 1]], [[2, 3]]], np.uint8))
     samples = group(trajectory(0, 0, experts=said), trajectory(0, 1), values=(0.0, 1.0))
     batch = form_batch((samples, group(two_turns(1, 0), values=(5.0,))), 4, EXACT, RULES, FakeTask()).training
-    ids, _, _, is_cut, experts = _SampleRows(batch, torch.device("cpu")).inputs((0, 2))
+    ids, _, _, is_cut, experts = SampleTensors(batch, torch.device("cpu")).inputs((0, 2))
     assert is_cut is None
     assert ids is not None
     assert experts is not None
@@ -197,4 +197,4 @@ def test_experts_go_to_the_model_beside_their_tokens_padding_has_none() -> None:
     assert experts[0, :2].tolist() == [[0, 1], [2, 3]]
     assert set(experts[0, 2:].flatten().tolist()) | set(experts[1].flatten().tolist()) == {-1}
     plain = form_batch((group(two_turns(1, 0), values=(5.0,)),), 4, EXACT, RULES, FakeTask()).training
-    assert len(_SampleRows(plain, torch.device("cpu")).inputs((0,))) == 3
+    assert len(SampleTensors(plain, torch.device("cpu")).inputs((0,))) == 3
