@@ -17,7 +17,8 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from echo_replay.run_log import Ints, RunLog, Step
+from echo_replay.run_log import RunLog
+from echo_replay.steps import Ints, Step
 from echo_replay.trajectory_index import Kind, PartitionIndex, TrajectoryIndex
 from echo_replay.verdicts import Finding, Promise
 from echo_schemas.records import Coordinates, Drop

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from echo_replay.books import OFFSET_BITS, made_anew, place_code, samples_of
-from echo_replay.run_log import Ints, Step
 from echo_replay.selection import Fate
+from echo_replay.steps import Ints, Step
 from echo_schemas.records import Coordinates, Drop, DropReason, Purpose
 
 _REASONS = tuple(DropReason)

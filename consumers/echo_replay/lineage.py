@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 
 from echo_replay.books import Samples, unknown_records, unknown_samples
-from echo_replay.run_log import RunLog, Step
+from echo_replay.run_log import RunLog
+from echo_replay.steps import Step
 from echo_replay.verdicts import Finding, Promise
 from echo_schemas.headers import number_of
 

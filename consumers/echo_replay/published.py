@@ -15,7 +15,8 @@ from echo_bus.bus import Bus
 from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost, TransportError
 from echo_core.policy import OverBudget
 from echo_replay.books import Samples
-from echo_replay.run_log import RunLog, Step
+from echo_replay.run_log import RunLog
+from echo_replay.steps import Step
 from echo_replay.trajectory_index import Kind, TrajectoryIndex
 from echo_replay.verdicts import Finding, Promise
 from echo_schemas.records import Run, WeightManifest

@@ -15,8 +15,9 @@ from typing import Protocol
 
 from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_replay.fates import Fates
-from echo_replay.run_log import Ints, RunLog
+from echo_replay.run_log import RunLog
 from echo_replay.selection import Everything, Groups, Offsets, Steps, Times, Versions, Where
+from echo_replay.steps import Ints
 from echo_schemas.errors import UserError
 from echo_schemas.headers import number_of
 from echo_schemas.partitioning import partition_of

@@ -34,8 +34,8 @@ from echo_learner.training.config import batch_rules, changed_meaning, meaning_o
 from echo_learner.training.ranks import Trainer
 from echo_replay.batches import OtherRewards, places_of, training_batch
 from echo_replay.history import History
-from echo_replay.run_log import Step, read_batch
 from echo_replay.selection import Selection, Steps
+from echo_replay.steps import Step, read_batch
 from echo_schemas.columns import OFFSET_DTYPE, TOKEN_DTYPE
 from echo_schemas.errors import UserError
 from echo_schemas.records import Batch, Run, Trajectory, WeightManifest

@@ -13,27 +13,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import REASON, DeadLetterLimits
-from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost
+from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import LazyHeaders, Message
 from echo_bus.reading.reader import Isolation, LogReader
 from echo_replay.raw_log import RawLog
-from echo_schemas.columns import LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE
+from echo_replay.steps import Step, step_of
 from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.headers import number_of
 from echo_schemas.records import (
-    Batch,
     Coordinates,
     Drop,
     Purpose,
     ReplyOutcome,
-    RewardColumn,
     RolloutReply,
     RolloutRequest,
     Run,
@@ -43,9 +38,6 @@ from echo_schemas.records import (
 )
 from echo_schemas.topics import DROPS, REPLIES, REQUESTS, RUNS, STEPS, TRAJECTORIES, WEIGHTS, Topic, weights_key
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
-
 Goal = dict[tuple[str, int], int]
 """The offset at which reading ends, by (logical topic, partition)."""
 
@@ -53,48 +45,11 @@ READ_S = 600.0
 # Longer than any transaction may stay open.
 _SETTLE_S = 70.0
 _READ_AT_ONCE = 1_000
-# `steps` has one partition: reports are in one order.
-_STEPS_PARTITION = 0
 _DEAD_LETTER = "__connect.errors."
 # Reasons of refusals that other settings would not give.
 _REFUSED = frozenset(reason.value.encode() for reason in (InvalidReason.NOT_ASKED, InvalidReason.BAD_SIGNATURE))
 # An audit never stops at an invalid message: it counts the message, and the promise stays unproved.
 _ANY_NUMBER = DeadLetterLimits(stop_after=0)
-
-
-def _no_numbers() -> Ints:
-    return np.zeros(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Step:
-    """A report, and its batch as arrays of one entry a sample. `offset`: of the report on `steps`. `groups`: number of the sample's group
-    in the batch; `attempts`: `hash` of its group's token, as in `TrajectoryIndex`. `rewards`: the columns of the batch. `missing`: why the
-    batch could not be read; the arrays are empty then."""
-
-    report: StepReport
-    offset: int
-    partitions: Ints = field(default_factory=_no_numbers)
-    offsets: Ints = field(default_factory=_no_numbers)
-    seqs: Ints = field(default_factory=_no_numbers)
-    indices: Ints = field(default_factory=_no_numbers)
-    groups: Ints = field(default_factory=_no_numbers)
-    attempts: Ints = field(default_factory=_no_numbers)
-    advantages: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
-    tokens: tuple[str, ...] = ()
-    rewards: tuple[RewardColumn, ...] = ()
-    missing: str = ""
-    corrupt: bool = False
-
-    @property
-    def version(self) -> int:
-        """The version that the step made."""
-        return self.report.version
-
-    @property
-    def is_sequential(self) -> bool:
-        """Whether the learner asked for exactly this step's samples."""
-        return "requests_sent" in self.report.metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +197,7 @@ class StepsFollower:
             messages = _settled(self._reader, self._reader.end_offsets(), self._bus, None)
         for message in messages:
             if isinstance(message.record, StepReport):
-                self._log.steps.append(_step(self._bus, message.record, message.offset))
+                self._log.steps.append(step_of(self._bus, message.record, message.offset))
             elif isinstance(message.record, SessionClaim):
                 self._log.claims.append((message.offset, message.record))
         return self._log.steps[num_known:]
@@ -275,66 +230,6 @@ class DropsFollower:
     def close(self) -> None:
         """Close the client."""
         self._reader.close()
-
-
-def batch_of(bus: Bus, report: StepReport) -> Batch:
-    """The report's batch, inline or from its blob. Raises BlobCorrupt, OffsetLost (removed by retention), DeadlineExceeded."""
-    if report.batch is not None:
-        return report.batch
-    assert report.batch_blob is not None, "a report has one of the two"
-    try:
-        whole = bus.codec.decode(bus.blob_reader().read(report.batch_blob, report.run_id))
-    except InvalidRecord as exc:
-        raise BlobCorrupt(f"The blob {report.batch_blob.blob} holds no report: {exc.message}") from exc
-    if not isinstance(whole, StepReport) or whole.batch is None or whole.version != report.version:
-        raise BlobCorrupt(f"The blob {report.batch_blob.blob} does not hold the report of version {report.version}.")
-    return whole.batch
-
-
-def read_batch(bus: Bus, step: Step) -> Batch:
-    """Read the batch of a step again: a `Step` keeps only arrays of it. Raises as `batch_of`."""
-    with RawLog(bus, bus.namespace.topic(STEPS), profiles.GLIMPSE) as steps:
-        for raw in steps.between(_STEPS_PARTITION, [step.offset]):
-            record = bus.codec.decode(raw.value())
-            if isinstance(record, StepReport) and record.run_id == step.report.run_id:
-                return batch_of(bus, record)
-    raise OffsetLost(f"The report of version {step.version} is no longer at offset {step.offset} of steps.")
-
-
-def _step(bus: Bus, report: StepReport, offset: int) -> Step:
-    try:
-        return _filled_step(report, offset, batch_of(bus, report))
-    except OffsetLost as exc:
-        return Step(report=report, offset=offset, missing=exc.message)
-    except (BlobCorrupt, DeadlineExceeded) as exc:
-        return Step(report=report, offset=offset, missing=exc.message, corrupt=True)
-    except ValueError as exc:
-        missing = f"the columns of its batch contradict one another ({exc})"
-        return Step(report=report, offset=offset, missing=missing, corrupt=True)
-
-
-def _filled_step(report: StepReport, offset: int, batch: Batch) -> Step:
-    """Raises ValueError if the columns do not fit together."""
-    sizes = np.frombuffer(batch.group_sizes, TOKEN_DTYPE)
-    groups = np.repeat(np.arange(len(sizes)), sizes)
-    if len(groups) != batch.num_samples:
-        message = f"groups of {len(groups)} samples for {batch.num_samples}"
-        raise ValueError(message)
-    keys = np.array([hash(attempt.encode()) for attempt in batch.attempts], np.int64)
-    return Step(
-        # The arrays below hold what an audit needs of the batch.
-        report=replace(report, batch=None),
-        offset=offset,
-        partitions=np.frombuffer(batch.partitions, TOKEN_DTYPE).astype(np.int64),
-        offsets=np.frombuffer(batch.offsets, OFFSET_DTYPE),
-        seqs=np.frombuffer(batch.seqs, OFFSET_DTYPE),
-        indices=np.frombuffer(batch.indices, TOKEN_DTYPE).astype(np.int64),
-        groups=groups,
-        attempts=keys[groups],
-        advantages=np.frombuffer(batch.advantages, LOGPROB_DTYPE),
-        tokens=batch.attempts,
-        rewards=batch.rewards,
-    )
 
 
 def _read_asked(bus: Bus, log: RunLog) -> None:

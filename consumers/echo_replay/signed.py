@@ -18,7 +18,8 @@ from echo_bus.client.cluster import RawMessage
 from echo_replay.books import Samples
 from echo_replay.raw_log import RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
-from echo_replay.run_log import RunLog, Step
+from echo_replay.run_log import RunLog
+from echo_replay.steps import Step
 from echo_replay.verdicts import Finding, Promise
 from echo_schemas.columns import FLAG_DTYPE, VALUE_DTYPE
 from echo_schemas.errors import InvalidRecord

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.message import raw_headers
-from echo_replay.run_log import Ints
+from echo_replay.steps import Ints
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import run_of
 from echo_schemas.projection import Projection

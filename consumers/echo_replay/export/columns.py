@@ -18,7 +18,7 @@ from echo_replay.export.arrays import KAFKA, PLACE, attribute_array, messages_ar
 from echo_replay.export.layout import Table
 from echo_replay.fates import BookEntry
 from echo_replay.history import Told
-from echo_replay.run_log import Step
+from echo_replay.steps import Step
 from echo_schemas.records import Drop, Reward, WorkerStatus
 
 REWARD_PREFIX = "reward_"

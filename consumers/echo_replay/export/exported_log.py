@@ -29,7 +29,7 @@ from echo_memory import MemoryCluster
 from echo_memory.log import PartitionLog, Stored
 from echo_memory.message import MemoryMessage
 from echo_replay.export.manifest import ExportManifest
-from echo_replay.run_log import Ints
+from echo_replay.steps import Ints
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.converters import converter_of
 from echo_schemas.errors import UserError

@@ -13,7 +13,7 @@ from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
 from echo_bus.errors import BlobCorrupt, DeadlineExceeded, OffsetLost
 from echo_bus.message import raw_headers
-from echo_replay.run_log import batch_of
+from echo_replay.steps import batch_of
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import run_of

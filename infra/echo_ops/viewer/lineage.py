@@ -9,7 +9,7 @@ from echo_ops.viewer.dropped import count_reasons
 from echo_ops.viewer.metrics import rewards_in
 from echo_ops.viewer.windows import Json, number
 from echo_replay.history import History
-from echo_replay.run_log import Step
+from echo_replay.steps import Step
 from echo_schemas.errors import UserError
 from echo_schemas.records import StepReport
 

@@ -33,7 +33,7 @@ from echo_ops.viewer.runs import OtherRuns
 from echo_ops.viewer.searches import Searches, TooMany
 from echo_ops.viewer.windows import Json, Window
 from echo_replay.history import History
-from echo_replay.run_log import Step, read_batch
+from echo_replay.steps import Step, read_batch
 from echo_schemas.records import Batch, Control, Progress, WorkerStatus
 from echo_schemas.topics import CONTROL, PROGRESS, WORKERS
 

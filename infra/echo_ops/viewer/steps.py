@@ -14,7 +14,7 @@ import numpy.typing as npt
 from echo_ops.viewer.metrics import rewards_in, values_of
 from echo_ops.viewer.windows import Json, Window, number
 from echo_replay.history import History
-from echo_replay.run_log import Step
+from echo_replay.steps import Step
 from echo_schemas.columns import FLAG_DTYPE, TOKEN_DTYPE, VALUE_DTYPE
 from echo_schemas.errors import UserError
 from echo_schemas.records import Batch, StepReport

@@ -14,8 +14,8 @@ from confluent_kafka import TopicPartition
 from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_replay.following import follow
 from echo_replay.history import Told, open_history
-from echo_replay.run_log import read_batch
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
+from echo_replay.steps import read_batch
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, Purpose, StepReport
 from echo_schemas.topics import STEPS, TRAJECTORIES

@@ -22,8 +22,8 @@ from echo_ops.viewer.samples import group_page, trajectory_page
 from echo_ops.viewer.steps import SORTS, find_step, histogram, step_page, steps_page
 from echo_ops.viewer.windows import Json, Window, number, shown
 from echo_replay.history import History, open_history
-from echo_replay.run_log import read_batch
 from echo_replay.selection import Fate
+from echo_replay.steps import read_batch
 from echo_schemas.errors import UserError
 from echo_schemas.records import Progress, Trajectory
 from echo_schemas.topics import PROGRESS
