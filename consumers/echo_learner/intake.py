@@ -5,22 +5,17 @@
 The seq of a dead-lettered request is closed, unless another copy of the request was answered.
 Threads: the reader thread fetches, decodes and assembles. The learner's thread calls everything else; `next_batch` blocks until enough
 groups are ready, and the reader thread wakes it. One lock guards the assembler. If reading fails, every later call raises the cause.
-Back-pressure: above `max_whole` whole groups, the partitions of `trajectories` with more than their share of them are paused; with a batch
-of them and more than `max_bytes` read, all of its partitions. The log keeps the rest. Whole groups wait for rewards or for the learner, so
-`rewards` is read on while one of them lacks any; otherwise it is paused too when many rewards of unread trajectories are kept. Texts are
-not kept once a record is decoded.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from echo_bus.clock import Clock
@@ -33,10 +28,12 @@ from echo_core.batch_choice import Choice, ChosenGroup, choose_batch
 from echo_core.bottleneck import Place, Use
 from echo_core.groups import AssemblyState, DropDecision
 from echo_core.policy import StalenessPolicy
+from echo_learner.admission import AdmissionLimits
+from echo_learner.back_pressure import BackPressure
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.requesting import SeqState
-from echo_learner.trust import Claimed, WorkerTrust
+from echo_learner.trust import WorkerTrust
 from echo_runtime.notices import STANDSTILL_S
 from echo_runtime.places import PlaceTimes
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
@@ -49,45 +46,6 @@ _TICK_S = 1.0
 # How often the end of each partition is asked anew: the feeder, which looks for lost requests, learns up to when the log is read.
 _LOOK_EVERYWHERE_S = 5.0
 READ_AT_ONCE = 256
-# Probe groups that wait to be compared; older ones are forgotten.
-_MAX_PROBES = 16
-# `rewards` may be paused from this share of the assembler's limit on rewards of unread trajectories; above the limit they are forgotten.
-_MANY_EARLY = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionLimits:
-    """The model's bounds on a trajectory. `vocabulary`: token ids are below it; `max_length`: tokens of prompt and answer; `experts`:
-    layers, experts a token and experts in all, if routing is replayed."""
-
-    vocabulary: int
-    max_length: int
-    experts: tuple[int, int, int] | None = None
-
-    def fault_of(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
-        """Why the model cannot take the trajectory, if so."""
-        tokens = trajectory.tokens
-        if len(tokens) > self.max_length:
-            return DropReason.OVERSIZED, f"A sample has {len(tokens)} tokens, above {self.max_length}."
-        if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocabulary:
-            return DropReason.MALFORMED, f"A sample has a token outside the vocabulary of {self.vocabulary}."
-        if trajectory.generated[0].start == 0:
-            return DropReason.MALFORMED, "A sample was generated from its first token on: there is no token before it to predict it from."
-        return self._fault_of_experts(trajectory)
-
-    def _fault_of_experts(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
-        routing = trajectory.experts
-        if routing is None:
-            return None
-        if self.experts is None:
-            return DropReason.MALFORMED, "A sample says which experts its tokens went to, and [policy] replay_experts is false."
-        layers, per_token, num_experts = self.experts
-        if (routing.layers, routing.per_token) != (layers, per_token) or int(routing.table(len(trajectory.tokens)).max()) >= num_experts:
-            return (
-                DropReason.MALFORMED,
-                f"A sample's experts are not {per_token} of {num_experts} in {layers} layers, as the model has them.",
-            )
-        return None
 
 
 class Intake:
@@ -109,29 +67,19 @@ class Intake:
         keeps_texts: bool,
     ) -> None:
         """`evaluations` gets the trajectories and rewards of evaluations. `keeps_texts`: the task's signals read the samples' texts."""
-        self._reader = reader
-        self._assembler = assembler
-        self._policy = policy
-        self._limits = limits
-        self._trust = trust
-        self._evaluations = evaluations
-        self._places = places
-        self._metrics = metrics
-        self._clock = clock
-        # Twice what the budget can absorb: more would only grow old here.
-        self._max_whole = 2 * (policy.budget + 2) * policy.groups_per_step
-        self._max_bytes = max_bytes
+        self._reader, self._assembler = reader, assembler
+        self._policy, self._limits = policy, limits
+        self._trust, self._evaluations = trust, evaluations
+        self._places, self._metrics, self._clock = places, metrics, clock
+        self._back_pressure = BackPressure(reader, assembler, policy, max_bytes)
         self._keeps_texts = keeps_texts
         self._changed = threading.Condition()
-        self._probes: dict[tuple[str, int, str], list[Trajectory]] = {}
-        self._whole_probes: list[Claimed] = []
         self._goal: dict[ReaderPlace, int] = {}
         self.is_caught_up = self._rewards_caught_up = False
         """Whether everything was read that the log held at the start."""
         # When each partition was read to its end the last time.
         self._at_end_s: dict[ReaderPlace, float] = {}
         self._looked_everywhere_s = -math.inf
-        self._paused: frozenset[ReaderPlace] = frozenset()
         self._ticked_s = clock.monotonic_s()
         self._error: BaseException | None = None
         self._woken = False
@@ -243,12 +191,6 @@ class Intake:
         with self._changed:
             return self._assembler.has_drops
 
-    def take_probes(self) -> list[Claimed]:
-        """Probe groups that are whole, oldest first, and samples of each worker's claims."""
-        with self._changed:
-            found, self._whole_probes = self._whole_probes, []
-        return found + self._trust.take_samples()
-
     def take_delivered(self) -> dict[str, int]:
         """Number of trajectories read since the last call, by worker."""
         with self._changed:
@@ -257,7 +199,7 @@ class Intake:
 
     def read_on(self) -> None:
         """Read on without back-pressure: after the last step, evaluations still wait for their records."""
-        self._max_whole = self._max_bytes = sys.maxsize
+        self._back_pressure.end()
 
     @property
     def num_ready(self) -> int:
@@ -295,18 +237,7 @@ class Intake:
             return True
         if self._assembler.num_ready < self._policy.groups_per_step:
             return False
-        return self.is_caught_up or (self._is_full(self._max_whole) and (self._rewards_caught_up or not self._lacks_rewards))
-
-    def _is_full(self, max_whole: int) -> bool:
-        """Whether enough is read, so that the rest can wait in the log; a batch of whole groups is read in any case."""
-        num_whole = self._assembler.num_whole
-        has_batch = num_whole >= self._policy.groups_per_step
-        return num_whole >= max_whole or (has_batch and self._assembler.open_bytes > self._max_bytes)
-
-    @property
-    def _lacks_rewards(self) -> bool:
-        """Whether a whole group waits for a reward."""
-        return self._assembler.num_ready < self._assembler.num_whole
+        return self.is_caught_up or (self._back_pressure.is_full and (self._rewards_caught_up or not self._back_pressure.lacks_rewards))
 
     def _choose(self, version: int, terms: tuple[RewardTerm, ...]) -> tuple[ChosenGroup, ...] | None:
         choice = choose_batch(self._assembler.ready, version, self._policy, terms)
@@ -377,15 +308,15 @@ class Intake:
             if self._woken or self._may_choose():
                 self._changed.notify_all()
             num_ready, num_open, num_bytes = self._assembler.num_ready, self._assembler.num_open, self._assembler.open_bytes
-            to_pause = self._too_far()
-        self._back_off(to_pause)
+            to_pause = self._back_pressure.to_pause()
+        self._back_pressure.pause(to_pause)
         self._metrics.groups_ready.set(num_ready)
         self._metrics.groups_open.set(num_open)
         self._metrics.open_bytes.set(num_bytes)
         elapsed_s, busy_s = self._clock.monotonic_s() - started_s, time.thread_time() - worked_s
         self._places.add(Place.ASSEMBLY, Use.BUSY, busy_s)
         # Paused without a batch: what is read waits for its rewards, and not for the learner.
-        is_blocked = bool(self._paused) and num_ready >= self._policy.groups_per_step
+        is_blocked = bool(to_pause) and num_ready >= self._policy.groups_per_step
         self._places.add(Place.ASSEMBLY, Use.BLOCKED if is_blocked else Use.EMPTY, elapsed_s - busy_s)
         use = Use.BLOCKED if is_blocked else Use.BUSY if num_ready else Use.EMPTY
         self._places.add(Place.QUEUE, use, elapsed_s)
@@ -401,7 +332,7 @@ class Intake:
                 if not self._keeps_texts:
                     record = replace(record, prompt="", completion="", entry="")
                 if record.purpose is Purpose.PROBE:
-                    self._keep_probe(record)
+                    self._offer_probe(record)
                 elif self._trust.wants(record) and self._limits.fault_of(record) is None:
                     self._trust.offer(record)
                     # The learner compares the claim while it waits, and not when its batch is ready.
@@ -438,9 +369,7 @@ class Intake:
             elif topic == REWARDS.name:
                 self._assembler.skip_rewards_to(partition, position)
         if not self._rewards_caught_up:
-            self._rewards_caught_up = self._reader.has_reached(
-                {place: end for place, end in self._goal.items() if place[0] == REWARDS.name}
-            )
+            self._rewards_caught_up = self._reader.has_reached({at: end for at, end in self._goal.items() if at[0] == REWARDS.name})
         if not self.is_caught_up and self._reader.has_reached(self._goal):
             self.is_caught_up = True
             for seq, why, detail in self._to_close:
@@ -448,19 +377,12 @@ class Intake:
             logger.info("The log is read to where it ended at the start; %d groups are open", self._assembler.num_open)
             self._changed.notify_all()
 
-    def _keep_probe(self, trajectory: Trajectory) -> None:
+    def _offer_probe(self, trajectory: Trajectory) -> None:
         if fault := self._limits.fault_of(trajectory):
             logger.warning("A probe of version %d cannot be compared: %s", trajectory.min_version, fault[1])
             self._metrics.probes_refused.inc()
-            return
-        key = (trajectory.worker_id, trajectory.seq, trajectory.attempt)
-        members = self._probes.setdefault(key, [])
-        members.append(trajectory)
-        if len(members) == trajectory.group_size:
-            self._whole_probes.append(Claimed(trajectory.min_version, tuple(self._probes.pop(key))))
-            del self._whole_probes[:-_MAX_PROBES]
-        while len(self._probes) > _MAX_PROBES:
-            del self._probes[next(iter(self._probes))]
+        else:
+            self._trust.offer_probe(trajectory)
 
     def _tick(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -476,22 +398,3 @@ class Intake:
         self._at_end_s |= dict.fromkeys(ends, now_s)
         at_end, rewards_at_end = ({partition for name, partition in ends if name == topic.name} for topic in (TRAJECTORIES, REWARDS))
         self._assembler.tick(now_s, at_end, rewards_at_end)
-
-    def _too_far(self) -> frozenset[ReaderPlace]:
-        """The partitions that are to be paused."""
-        if not self._is_full(self._max_whole + 1):
-            return frozenset()
-        rewards, ahead = ({place for place in self._reader.places if place[0] == topic.name} for topic in (REWARDS, TRAJECTORIES))
-        if self._assembler.open_bytes <= self._max_bytes:
-            # A partition whose rewards are far behind must not take the room of the others: a group lies in one partition.
-            whole_in = self._assembler.whole_in
-            ahead = {place for place in ahead if whole_in[place[1]] * len(ahead) > self._max_whole}
-        too_many_early = self._assembler.early_share > _MANY_EARLY and not self._lacks_rewards
-        return frozenset(ahead | rewards if too_many_early else ahead)
-
-    def _back_off(self, to_pause: frozenset[ReaderPlace]) -> None:
-        if to_pause == self._paused:
-            return
-        self._reader.pause(to_pause - self._paused)
-        self._reader.resume(self._paused - to_pause)
-        self._paused = to_pause

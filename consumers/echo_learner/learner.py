@@ -79,7 +79,7 @@ class Learner:
 
     def _compare_claims(self) -> None:
         """Compare the samples of workers' claims; a batch with a claim that was not compared waits for this."""
-        for claimed, difference in self._parts.agreement.compare(self._parts.intake.take_probes()):
+        for claimed, difference in self._parts.agreement.compare(self._parts.trust.take_samples()):
             self._parts.trust.judge(claimed, difference)
 
     def _next_batch(self, stop: StopSignal) -> tuple[ChosenGroup, ...] | None:

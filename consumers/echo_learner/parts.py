@@ -17,6 +17,7 @@ from echo_bus.reading.view import CompactedView
 from echo_bus.requests.broadcast import BroadcastTimer
 from echo_bus.requests.roster import Roster
 from echo_core.assembly import GroupAssembler
+from echo_learner.admission import AdmissionLimits
 from echo_learner.agreement import Agreement
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore
@@ -28,7 +29,7 @@ from echo_learner.costs import HeardCosts
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.evaluation.setup import obey_orders, open_evaluations
 from echo_learner.heartbeat import ProgressHeartbeat
-from echo_learner.intake import AdmissionLimits, Intake
+from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.record_check import RecordCheck
 from echo_learner.reward_watch import RewardWatch

@@ -35,6 +35,8 @@ _MOST_PAIRS = 65_536
 _KEPT_VERSIONS = 64
 # Samples that may wait for the learner. A claim beyond them is compared when it is in a batch, since a hostile worker can invent names.
 _MOST_WAITING = 64
+# Probe groups that wait to be compared; older ones are forgotten.
+_MAX_PROBES = 16
 # Versions whose checksums are remembered: far more than any budget.
 _MOST_VERSIONS = 4_096
 
@@ -87,6 +89,8 @@ class WorkerTrust:
         # Claims that disagreed once.
         self._convicted: OrderedDict[Claim, _Standing] = OrderedDict()
         self._samples: list[Claimed] = []
+        self._probes: OrderedDict[tuple[str, int, str], list[Trajectory]] = OrderedDict()
+        self._whole_probes: list[Claimed] = []
         self._checksums: OrderedDict[int, str] = OrderedDict()
 
     def published(self, version: int, sha256: str) -> None:
@@ -116,11 +120,25 @@ class WorkerTrust:
                     (self._find(claim) or self._remember(claim)).sampled_s = self._clock.monotonic_s()
                     self._samples.append(Claimed(claim[1], (trajectory,)))
 
+    def offer_probe(self, trajectory: Trajectory) -> None:
+        """Take it into its probe group, which is a sample when it is whole. The caller has checked its tokens against the model."""
+        key = (trajectory.worker_id, trajectory.seq, trajectory.attempt)
+        with self._lock:
+            members = self._probes.setdefault(key, [])
+            members.append(trajectory)
+            if len(members) == trajectory.group_size:
+                self._whole_probes.append(Claimed(trajectory.min_version, tuple(self._probes.pop(key))))
+                del self._whole_probes[:-_MAX_PROBES]
+            while len(self._probes) > _MAX_PROBES:
+                self._probes.popitem(last=False)
+
     # The learner's thread
 
     def take_samples(self) -> list[Claimed]:
+        """Probe groups that are whole, oldest first, and samples of claims."""
         with self._lock:
-            found, self._samples = self._samples, []
+            found = self._whole_probes + self._samples
+            self._whole_probes, self._samples = [], []
         return found
 
     def judge(self, claimed: Claimed, difference: float | None) -> None:

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.clock import Deadline
-from echo_bus.dead_letters import REASON, DeadLetterLimits
+from echo_bus.dead_letters import ORIGINAL_TOPIC, READER, REASON, DeadLetterLimits, original_place
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import LazyHeaders, Message
 from echo_bus.reading.reader import Isolation, LogReader
 from echo_replay.raw_log import RawLog
 from echo_replay.steps import Step, step_of
 from echo_schemas.errors import InvalidReason, InvalidRecord
-from echo_schemas.headers import number_of
 from echo_schemas.records import (
     Coordinates,
     Drop,
@@ -45,7 +44,6 @@ READ_S = 600.0
 # Longer than any transaction may stay open.
 _SETTLE_S = 70.0
 _READ_AT_ONCE = 1_000
-_DEAD_LETTER = "__connect.errors."
 # Reasons of refusals that other settings would not give.
 _REFUSED = frozenset(reason.value.encode() for reason in (InvalidReason.NOT_ASKED, InvalidReason.BAD_SIGNATURE))
 # An audit never stops at an invalid message: it counts the message, and the promise stays unproved.
@@ -259,13 +257,12 @@ def read_dead_letters(bus: Bus, log: RunLog) -> None:
         for batch in letters.messages():
             for raw in batch:
                 headers = LazyHeaders(raw)
-                reader = headers.get(f"{_DEAD_LETTER}connector.name", b"").decode(errors="replace")
+                reader = headers.get(READER, b"").decode(errors="replace")
                 if reader != learner and not reader.startswith(f"{learner}."):
                     continue
-                partition, offset = (number_of(headers.get(f"{_DEAD_LETTER}{name}")) for name in ("partition", "offset"))
-                if headers.get(f"{_DEAD_LETTER}topic") == physical.encode() and partition is not None and offset is not None:
-                    is_readable = headers.get(REASON) in _REFUSED
-                    (log.refused if is_readable else log.dead).append(Coordinates(partition=partition, offset=offset))
+                where = original_place(headers)
+                if where is not None and headers.get(ORIGINAL_TOPIC) == physical.encode():
+                    (log.refused if headers.get(REASON) in _REFUSED else log.dead).append(where)
 
 
 def _reader(bus: Bus, topics: Sequence[Topic], log: RunLog) -> LogReader:

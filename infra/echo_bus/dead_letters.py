@@ -29,6 +29,7 @@ from echo_bus.message import raw_headers
 from echo_bus.metrics import BusMetrics
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.headers import SOURCE, number_of
+from echo_schemas.records import Coordinates
 from echo_schemas.topics import Topic
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ _MOST_NAME_LENGTH = 100
 _OTHERS = "other writers"
 _CONNECT = "__connect.errors."
 _SPRING = "kafka_dlt-"
-ORIGINAL_PARTITION, ORIGINAL_OFFSET = _CONNECT + "partition", _CONNECT + "offset"
-"""Where the message lay, in decimal digits."""
+ORIGINAL_TOPIC = _CONNECT + "topic"
+_PARTITION, _OFFSET = _CONNECT + "partition", _CONNECT + "offset"
 READER = _CONNECT + "connector.name"
 """The consumer group, or the reader, that could not use the message."""
 MESSAGE = _CONNECT + "exception.message"
@@ -191,9 +192,9 @@ def dead_letter_headers(raw: RawMessage, invalid: InvalidRecord, *, group: str) 
     topic, partition, offset = str(raw.topic()), str(raw.partition()), str(raw.offset())
     error_class = f"{type(invalid).__module__}.{type(invalid).__qualname__}"
     text = {
-        _CONNECT + "topic": topic,
-        ORIGINAL_PARTITION: partition,
-        ORIGINAL_OFFSET: offset,
+        ORIGINAL_TOPIC: topic,
+        _PARTITION: partition,
+        _OFFSET: offset,
         READER: group,
         _CONNECT + "task.id": "0",
         _CONNECT + "stage": "VALUE_CONVERTER",
@@ -244,6 +245,12 @@ def said_of(headers: Mapping[str, bytes]) -> str:
     """The reason and the error of a dead letter, from its headers."""
     reason, message = headers.get(REASON, b"unknown"), headers.get(MESSAGE, b"")
     return f"{reason.decode(errors='replace')}: {message.decode(errors='replace')}"
+
+
+def original_place(headers: Mapping[str, bytes]) -> Coordinates | None:
+    """Where the message of a dead letter lay, from the letter's headers; None if they do not say."""
+    partition, offset = number_of(headers.get(_PARTITION)), number_of(headers.get(_OFFSET))
+    return None if partition is None or offset is None else Coordinates(partition=partition, offset=offset)
 
 
 def _retries(headers: list[tuple[str, bytes]]) -> int:

@@ -27,7 +27,7 @@ from echo_core.assembly import GroupAssembler
 from echo_core.dispatch import may_issue, required_version
 from echo_core.patience import StepPace
 from echo_core.work_shares import horizon_of
-from echo_learner.intake import AdmissionLimits
+from echo_learner.admission import AdmissionLimits
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.requesting import RequestLedger
 from echo_learner.training.config import assembly_limits

@@ -9,13 +9,12 @@ from echo_bus.dead_letters import (
     HEADERS_LEFT_OUT,
     KEY_TRUNCATED_FROM,
     MESSAGE,
-    ORIGINAL_OFFSET,
-    ORIGINAL_PARTITION,
     READER,
     REASON,
     RETRIES,
     TRUNCATED_FROM,
     is_ours,
+    original_place,
 )
 from echo_bus.message import raw_headers
 from echo_schemas.headers import RUN, SOURCE, number_of
@@ -53,7 +52,6 @@ def letter_of(raw: RawMessage, topic: Topic) -> Letter:
     """`raw`, a message of the dead-letter topic of `topic`, as a letter. Missing or wrong headers raise nothing."""
     pairs = raw_headers(raw)
     said = {name: value for name, value in pairs if value is not None}  # type: ignore[redundant-expr]  # Kafka allows null values
-    partition, offset = number_of(said.get(ORIGINAL_PARTITION)), number_of(said.get(ORIGINAL_OFFSET))
     return Letter(
         topic=topic,
         offset=raw.offset() or 0,
@@ -66,7 +64,7 @@ def letter_of(raw: RawMessage, topic: Topic) -> Letter:
         reader=_text(said, READER),
         writer=_text(said, SOURCE),
         run_id=said[RUN].decode(errors="replace") if RUN in said else None,
-        origin=None if partition is None or offset is None else Coordinates(partition=partition, offset=offset),
+        origin=original_place(said),
         num_redriven=number_of(said.get(RETRIES)) or 0,
         is_cut=not said.keys().isdisjoint({TRUNCATED_FROM, KEY_TRUNCATED_FROM, HEADERS_LEFT_OUT}),
     )

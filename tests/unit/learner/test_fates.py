@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 
 from echo_bus.dead_letters import DeadLetterLimits
 from echo_bus.errors import TransportError
-from echo_learner.intake import AdmissionLimits
+from echo_learner.admission import AdmissionLimits
 from echo_learner.metrics import LearnerMetrics
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import Promise, Verdict

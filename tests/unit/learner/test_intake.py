@@ -18,8 +18,9 @@ from echo_core.assembly import GroupAssembler
 from echo_core.batch_choice import ChosenGroup
 from echo_core.groups import AssemblyLimits
 from echo_core.policy import StalenessPolicy
+from echo_learner.admission import AdmissionLimits
 from echo_learner.evaluation.evaluations import Evaluations
-from echo_learner.intake import AdmissionLimits, Intake
+from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.trust import WorkerTrust
 from echo_runtime.places import PlaceTimes
@@ -138,7 +139,7 @@ class Setup:
 
     def look(self, timeout_s: float) -> tuple[ChosenGroup, ...] | None:
         """As the learner's loop does: claims first, then a batch."""
-        for sample in self.intake.take_probes():
+        for sample in self.trust.take_samples():
             self.trust.judge(sample, None)
         return self.intake.next_batch(0, EXACT, timeout_s)
 
@@ -438,7 +439,7 @@ def test_a_claim_ends_the_learner_s_wait_so_that_it_is_looked_at_meanwhile(setup
     setup.intake.start(None)
     setup.feed_group(0, 0)
     assert setup.intake.next_batch(0, EXACT, WAIT_S) is None, "one group is no batch"
-    assert len(setup.intake.take_probes()) == 1, "one sample of the worker's claim"
+    assert len(setup.trust.take_samples()) == 1, "one sample of the worker's claim"
 
 
 def test_what_each_worker_delivered_is_counted_once(setup: Setup) -> None:
