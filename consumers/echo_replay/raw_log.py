@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from confluent_kafka import OFFSET_END, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, TopicPartition
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.consumer_queries import num_partitions, offsets_at, watermarks
-from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error, translate
+from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error, translated
 from echo_bus.client.profiles import Properties
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
@@ -117,11 +117,9 @@ class RawLog:
 
     def _fetched(self) -> list[RawMessage]:
         """The messages that the client holds; if it holds none, those that come within `_WAIT_S`."""
-        try:
+        with translated(self._physical):
             first = self._consumer.poll(_WAIT_S)
             return [] if first is None else [first, *self._consumer.consume(_AT_ONCE - 1, _GATHER_S)]
-        except KafkaException as exc:
-            raise translate(exc, self._physical) from exc
 
     def pause(self, partition: int) -> None:
         """Fetch nothing of a partition that `within` reads until `resume`."""

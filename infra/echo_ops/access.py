@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, ResourcePatternType, ResourceType
 
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.client.kafka_errors import translate
+from echo_bus.client.kafka_errors import translated
 from echo_embedded.security import add_scram_users
 from echo_embedded.state import EmbeddedState, read_state
 from echo_runtime.logins import ADMIN, write_login
@@ -53,11 +52,9 @@ def admit_roles(state: EmbeddedState, namespace: Namespace) -> Path:
     for role, password in new.items():
         write_login(folder, role, {**state.client_properties, "sasl.username": namespace.client_id(role), "sasl.password": password})
     write_login(folder, ADMIN, state.client_properties)
-    try:
+    with translated(state.bootstrap):
         for made in admin.create_acls([as_binding(acl) for acl in acls_of(namespace)], request_timeout=_WAIT_S).values():
             made.result()
-    except KafkaException as exc:
-        raise translate(exc, state.bootstrap) from exc
     return folder
 
 

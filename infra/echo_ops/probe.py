@@ -8,12 +8,12 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.consumer_queries import committed_offsets, open_asker
-from echo_bus.client.kafka_errors import translate
+from echo_bus.client.kafka_errors import translated
 from echo_bus.errors import DeadlineExceeded
 from echo_replay.raw_log import RawLog
 from echo_schemas.topics import CONTROL
@@ -49,13 +49,8 @@ def probe(bus: Bus) -> Probe:
 
 def _commit(bus: Bus, partition: int, offset: int) -> None:
     physical, group = bus.namespace.topic(CONTROL), bus.namespace.group("replay", "doctor")
-    asker = open_asker(bus.cluster, group, bus.client_id)
-    try:
+    with closing(open_asker(bus.cluster, group, bus.client_id)) as asker, translated(f"the group {group}"):
         asker.commit(offsets=[TopicPartition(physical, partition, offset)], asynchronous=False)
         found = committed_offsets(asker, group, [(physical, partition)])
-    except KafkaException as exc:
-        raise translate(exc, f"the group {group}") from exc
-    finally:
-        asker.close()
     if found != {(physical, partition): offset}:
         raise DeadlineExceeded(f"The group {group} has not committed what was asked of it: {found}.")

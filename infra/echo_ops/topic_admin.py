@@ -8,11 +8,10 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from confluent_kafka import KafkaException
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from echo_bus.client.cluster import Cluster
-from echo_bus.client.kafka_errors import translate
+from echo_bus.client.kafka_errors import translated
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
 from echo_ops.topic_plan import Actual, Kind, Plan, choose_replicas, make_plan
@@ -133,10 +132,8 @@ class TopicAdmin:
             self._ask(future.result)
 
     def _ask(self, question: Any) -> Any:
-        try:
+        with translated("the cluster"):
             return question()
-        except KafkaException as exc:
-            raise translate(exc, "the cluster") from exc
 
 
 def _is_led(topic: Any, count: int) -> bool:

@@ -16,11 +16,9 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
-from confluent_kafka import KafkaException
-
 from echo_bus.blobs.transfer import BlobReader
 from echo_bus.bus import Bus
-from echo_bus.client.kafka_errors import translate
+from echo_bus.client.kafka_errors import translated
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.feeder import Feeder, FeederParts
@@ -166,10 +164,8 @@ def journal_path(settings: Settings, worker_id: str, cluster: str) -> Path:
 
 def cluster_id(bus: Bus) -> str:
     """The cluster's id. Raises TransportError."""
-    try:
+    with translated(bus.client_id):
         return str(bus.cluster.admin().list_topics(timeout=_METADATA_S).cluster_id or "unnamed")
-    except KafkaException as exc:
-        raise translate(exc, bus.client_id) from exc
 
 
 def run_feeder(process: RoleProcess) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from confluent_kafka import KafkaException
-
 from echo_bus.bus import Bus
-from echo_bus.client.kafka_errors import translate
+from echo_bus.client.kafka_errors import translated
 from echo_schemas.errors import UserError
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
@@ -20,10 +18,8 @@ def check_topics(bus: Bus) -> int:
     space = bus.namespace
     trajectories, rewards, letters = space.topic(TRAJECTORIES), space.topic(REWARDS), space.dead_letters(TRAJECTORIES)
     admin = bus.cluster.admin()
-    try:
+    with translated(f"the cluster of {space.name!r}"):
         found = admin.list_topics(timeout=_ASK_S).topics
-    except KafkaException as exc:
-        raise translate(exc, f"the cluster of {space.name!r}") from exc
     missing = [topic for topic in (trajectories, rewards, letters) if topic not in found or found[topic].error is not None]
     if missing:
         raise UserError(

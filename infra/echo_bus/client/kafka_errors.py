@@ -1,14 +1,16 @@
-"""What an error of confluent-kafka means: the error of `errors.py` that says what to do. Nothing else decides by Kafka's error codes.
+"""What an error of confluent-kafka means: the error of `errors.py` that says what to do.
 
-translate            the answer to a request
-check_error          an event of a consumer: go on, or stop
-not_delivered        a record without an acknowledgement
-transaction_error    a step of a transaction: repeat it, roll back, or give the writer up
+translate, translated    of a request
+check_error              of a consumer's event: go on, or stop
+not_delivered            of a record without an acknowledgement
+transaction_error        of a step of a transaction: repeat it, roll back, or give the writer up
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -63,6 +65,15 @@ def translate(error: KafkaException, where: str) -> TransportError:
             hint="Is it running (`echoswarm kafka status`), is the address right, and does it want TLS or a login ([kafka.client])?",
         )
     return TransportError(f"Kafka at {where} says: {cause.str()}.")
+
+
+@contextmanager
+def translated(where: str) -> Iterator[None]:
+    """Raises a KafkaException of the block as `translate` says."""
+    try:
+        yield
+    except KafkaException as exc:
+        raise translate(exc, where) from exc
 
 
 def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:

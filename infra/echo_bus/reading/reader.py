@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TypeVar
 
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, TopicPartition
 
 from echo_bus.client.cluster import Cluster, RawMessage
 from echo_bus.client.consumer_queries import end_offsets, num_partitions, offsets_at, watermarks
-from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error, translate
+from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error, translated
 from echo_bus.client.profiles import READER, WATCHER, Properties
 from echo_bus.client.publisher import Receipt
 from echo_bus.clock import Deadline
@@ -128,13 +128,11 @@ class LogReader:
         """
         found = frozenset(self._ends_seen)
         self._ends_seen.clear()
-        try:
+        with translated("the log"):
             # A second request would make the cluster start its answer again.
             for name, partition in (set(then_look) & self._at_end) - self._ends_asked:
                 self._consumer.seek(TopicPartition(self._physical[name], partition, self._positions[name, partition]))
                 self._ends_asked.add((name, partition))
-        except KafkaException as exc:
-            raise translate(exc, "the log") from exc
         return found
 
     def bounds(self) -> dict[Place, tuple[int, int]]:
@@ -178,13 +176,11 @@ class LogReader:
         DeadlineExceeded for a dead letter.
         """
         self._ends_at_start = None
-        try:
+        with translated("the log"):
             first = self._consumer.poll(timeout_s)
             if first is None:
                 return []
             fetched = [first, *self._consumer.consume(max_messages - 1, 0)] if max_messages > 1 else [first]
-        except KafkaException as exc:
-            raise translate(exc, "the log") from exc
         return self._decode(fetched)
 
     def end_offsets(self) -> dict[Place, int]:

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException
 
 from echo_bus.client.cluster import Cluster, RawConsumer
 from echo_bus.client.consumer_queries import committed_offsets, end_offsets, num_partitions, offsets_at, open_asker
-from echo_bus.client.kafka_errors import translate
+from echo_bus.client.kafka_errors import translated
 from echo_bus.client.profiles import LOOK
 from echo_bus.errors import TransportError
 from echo_bus.requests.dispatch import WORKERS_GROUP
@@ -47,10 +47,8 @@ class OffsetWatch:
 
     def lags(self, shadows: Collection[str] = ()) -> dict[str, int]:
         """Unfinished requests, and unscored trajectories of the slowest reward application, without the applications `shadows`."""
-        try:
+        with translated("the cluster"):
             groups = [group.group_id for group in self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result().valid]
-        except KafkaException as exc:
-            raise translate(exc, "the cluster") from exc
         rewards = self._namespace.group("reward")
         unawaited = {f"{rewards}.{name}" for name in shadows}
         scoring = [group for group in groups if (group == rewards or group.startswith(f"{rewards}.")) and group not in unawaited]

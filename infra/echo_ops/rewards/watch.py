@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from echo_bus.bus import Bus
 from echo_bus.client.consumer_queries import committed_offsets, end_offsets, num_partitions, open_asker
-from echo_bus.client.kafka_errors import translate
+from echo_bus.client.kafka_errors import translated
 from echo_bus.client.profiles import LOOK
 from echo_bus.clock import Deadline
 from echo_bus.errors import TransportError
@@ -233,7 +233,7 @@ class ScorerWatch:
         times: list[int] = []
         versions: list[int] = []
         seen: set[int | None] = set()
-        try:
+        with translated("the trajectories"):
             self._trajectories.assign([TopicPartition(*place, offset) for place, offset in left.items()])
             until_s = time.monotonic() + _PEEK_S
             while len(seen) < len(left) and time.monotonic() < until_s:
@@ -245,8 +245,6 @@ class ScorerWatch:
                 named = oldest_version(raw_headers(raw))
                 versions += [] if named is None else [named]
             self._trajectories.assign([])
-        except KafkaException as exc:
-            raise translate(exc, "the trajectories") from exc
         return min(times, default=None), min(versions, default=None)
 
 

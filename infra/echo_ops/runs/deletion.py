@@ -17,7 +17,7 @@ from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, Ac
 
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
-from echo_bus.client.kafka_errors import translate
+from echo_bus.client.kafka_errors import translated
 from echo_bus.message import raw_headers
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_ops.groups import groups_with_members
@@ -72,7 +72,7 @@ def remove(bus: Bus, remains: Remains) -> None:
     """
     admin = bus.cluster.admin()
     last = bus.namespace.topic(RUNS)
-    try:
+    with translated("the cluster"):
         _delete_topics(admin, [name for name in remains.topics if name != last])
         if remains.groups:
             for done in admin.delete_consumer_groups(list(remains.groups), request_timeout=_WAIT_S).values():
@@ -83,8 +83,6 @@ def remove(bus: Bus, remains: Remains) -> None:
         _bury(bus, {name: keys for name, keys in remains.keys.items() if name != RUNS.name})
         _remove_files(remains.paths)
         _delete_topics(admin, [name for name in remains.topics if name == last])
-    except KafkaException as exc:
-        raise translate(exc, "the cluster") from exc
     _bury(bus, {name: keys for name, keys in remains.keys.items() if name == RUNS.name})
 
 

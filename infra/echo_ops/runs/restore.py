@@ -18,7 +18,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from echo_bus.bus import Bus
-from echo_bus.client.kafka_errors import translate
+from echo_bus.client.kafka_errors import translated
 from echo_bus.client.publisher import Publisher
 from echo_ops.runs.archive import Archive, ArchivedTopic, Digest, archived_records, kept_of, read_archive
 from echo_replay.raw_log import RawLog
@@ -150,8 +150,6 @@ def _compare(bus: Bus, run_id: str, physical: str, topic: ArchivedTopic) -> None
 def _done(bus: Bus, ask: Callable[[Any], dict[Any, Future[Any]]]) -> None:
     # Keep the client in a variable: one that is collected cancels its requests.
     admin = bus.cluster.admin()
-    try:
+    with translated("the cluster"):
         for future in ask(admin).values():
             future.result()
-    except KafkaException as exc:
-        raise translate(exc, "the cluster") from exc
