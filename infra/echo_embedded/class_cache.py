@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from confluent_kafka import Consumer, KafkaException, Producer
@@ -81,13 +82,10 @@ def exercise(bootstrap: str) -> None:
         producer.produce(topic, bytes(1000), str(index))
     producer.commit_transaction(_EXERCISE_TIMEOUT_S)
     reading = {"group.id": topic, "auto.offset.reset": "earliest", "enable.auto.commit": False}
-    consumer = Consumer({**servers, **reading}, logger=SILENT)
-    try:
+    with closing(Consumer({**servers, **reading}, logger=SILENT)) as consumer:
         consumer.subscribe([topic])
         _read(consumer, Deadline.after(_EXERCISE_TIMEOUT_S))
         consumer.commit(asynchronous=False)
-    finally:
-        consumer.close()
 
 
 def _read(consumer: Consumer, deadline: Deadline) -> None:

@@ -15,7 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -166,11 +166,8 @@ class GroupSampler:
 
     async def _episode(self, prompt: GroupPrompt, environment: Environment) -> Sample:
         """One episode, within `max_new_tokens` generated tokens and `max_length` tokens in all."""
-        stage = _Stage(environment, self._threads, self._closing)
-        try:
+        with closing(_Stage(environment, self._threads, self._closing)) as stage:
             return await self._played(prompt, stage)
-        finally:
-            stage.close()
 
     async def _played(self, prompt: GroupPrompt, stage: _Stage) -> Sample:
         episode = _Episode(prompt, self._codec)

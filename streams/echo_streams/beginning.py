@@ -93,19 +93,17 @@ def positions_of(bus: Bus, group: str) -> dict[int, int]:
     physical = bus.namespace.topic(TRAJECTORIES)
     with closing(bus.look([TRAJECTORIES])) as reader:
         places = [(physical, partition) for _, partition in reader.places]
-    asker = open_asker(bus.cluster, group, bus.client_id)
-    try:
+    with closing(open_asker(bus.cluster, group, bus.client_id)) as asker:
         return {partition: offset for (_, partition), offset in committed_offsets(asker, group, places).items()}
-    finally:
-        asker.close()
 
 
 def place_group(bus: Bus, group: str, starts: dict[int, int]) -> None:
     """Let `group` begin at `starts`. Raises UserError if it has members, whose commits would undo this; TransportError."""
     physical = bus.namespace.topic(TRAJECTORIES)
-    asker = open_asker(bus.cluster, group, bus.client_id)
+    offsets = [TopicPartition(physical, partition, offset) for partition, offset in starts.items()]
     try:
-        asker.commit(offsets=[TopicPartition(physical, partition, offset) for partition, offset in starts.items()], asynchronous=False)
+        with closing(open_asker(bus.cluster, group, bus.client_id)) as asker:
+            asker.commit(offsets=offsets, asynchronous=False)
     except KafkaException as exc:
         if exc.args[0].name() in _HAS_MEMBERS:
             raise UserError(
@@ -113,8 +111,6 @@ def place_group(bus: Bus, group: str, starts: dict[int, int]) -> None:
                 hint="End them first (`echoswarm reward detach`), or leave out --from.",
             ) from exc
         raise translate(exc, group) from exc
-    finally:
-        asker.close()
 
 
 # Errors of a commit from outside for a group that has members.

@@ -135,8 +135,7 @@ def is_alive(bus: Bus, claim: SessionClaim) -> bool:
     """
     if claim.machine and claim.machine == this_machine() and not _is_running(claim.pid):
         return False
-    view = watch_progress(bus)
-    try:
+    with closing(watch_progress(bus)) as view:
         last = view.get(claim.run_id)
         if last is None or last.session != claim.session:
             return False
@@ -149,8 +148,6 @@ def is_alive(bus: Bus, claim: SessionClaim) -> bool:
             )
         except DeadlineExceeded:
             return False
-    finally:
-        view.close()
     return True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -75,12 +75,9 @@ class TopicRewards:
 def topic_rewards(bus: Bus, run_id: str, name: str) -> Iterator[TopicRewards]:
     """The only writer of this name: an earlier writer is fenced and its open transaction rolled back before this is entered. Raises
     NotAuthorized, DeadlineExceeded, TransportError."""
-    writer = bus.transactions(f"rescore.{run_id}.{name}", profiles.BRIEF_TRANSACTIONS)
-    try:
+    with closing(bus.transactions(f"rescore.{run_id}.{name}", profiles.BRIEF_TRANSACTIONS)) as writer:
         writer.start()
         yield TopicRewards(writer, bus, run_id, name)
-    finally:
-        writer.close()
 
 
 class FolderRewards:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -72,8 +73,7 @@ def tail(
         raise UserError(f"There is no topic {topic!r}.", hint=f"Known: {', '.join(BY_NAME)}, each also with {DEAD_LETTER_SUFFIX}.")
     bus = reach_bus(read_settings(config), all_runs=all_runs)
     physical = f"{bus.namespace.name}.{topic}"
-    consumer = bus.cluster.consumer({**profiles.READER, "client.id": bus.client_id, "enable.partition.eof": True})
-    try:
+    with closing(bus.cluster.consumer({**profiles.READER, "client.id": bus.client_id, "enable.partition.eof": True})) as consumer:
         unread, silent_s = _position(consumer, physical, last), 0.0
         while follow or unread:
             raw = consumer.poll(_POLL_S)
@@ -92,8 +92,6 @@ def tail(
                     check_error(problem, raw)
                 continue
             _show(bus, raw, filters, as_json=as_json)
-    finally:
-        consumer.close()
 
 
 def _position(consumer: RawConsumer, physical: str, last: int) -> set[int]:

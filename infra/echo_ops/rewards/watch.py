@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -212,11 +212,8 @@ class ScorerWatch:
         return end_offsets(self._trajectories, [(physical, partition) for partition in range(count)], _READ_S)
 
     def _behind(self, group: str, ends: Mapping[tuple[str, int], int], version: int) -> Behind:
-        asker = open_asker(self._bus.cluster, group, self._bus.client_id)
-        try:
+        with closing(open_asker(self._bus.cluster, group, self._bus.client_id)) as asker:
             committed = committed_offsets(asker, group, list(ends), _READ_S)
-        finally:
-            asker.close()
         left = {place: committed.get(place, 0) for place, end in ends.items() if committed.get(place, 0) < end}
         if not left:
             return Behind()

@@ -13,6 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -118,15 +119,12 @@ class MadeRun:
 
     def write(self) -> None:
         """Write the whole run. Raises TransportError."""
-        publisher = self._bus.publisher()
-        try:
+        with closing(self._bus.publisher()) as publisher:
             self._begin(publisher)
             for version in range(self._plan.steps[0] + 1, self._plan.steps[1] + 1):
                 self._write_step(publisher, version)
             self._end(publisher)
             publisher.flush(_WAIT_S)
-        finally:
-            publisher.close()
 
     def _begin(self, publisher: Publisher) -> None:
         plan = self._plan
