@@ -15,9 +15,9 @@ from echo_learner.losses.config import ReferenceKl
 from echo_learner.training.batch import BatchRules
 from echo_schemas.records import RewardTerm, StepPolicy, WeightKind
 from echo_settings import Settings
+from echo_settings.learner import LearnerSettings
 from echo_settings.public import public_config
 from echo_settings.rules import staleness_policy
-from echo_settings.sections import LearnerSettings
 
 # Settings that decide what the weights become: a run goes on in place only if they are the same. Other settings (names of machines, ports,
 # number of steps, period of checkpoints) may change between two starts.

@@ -11,9 +11,9 @@ from pydantic import Field
 from echo_core.policy import Admission, OverBudget, StalenessPolicy
 from echo_core.simulation.scenario import BatchOrder, Generation, Kind, PoolKind, PoolPlan, Route, Scenario, Weights
 from echo_schemas.errors import UserError
+from echo_settings.learner import StalenessSettings
 from echo_settings.load import load_sections
 from echo_settings.section import Section
-from echo_settings.sections import StalenessSettings
 
 _BYTES_PER_MBIT = 1e6 / 8
 # More would take hours, and is probably a typing error.

@@ -13,9 +13,10 @@ from echo_ops.supervisor.plan import plan_children
 from echo_settings import Settings
 from echo_settings.coordinator import CoordinatorSettings
 from echo_settings.devices import DeviceSettings
+from echo_settings.learner import LearnerSettings
 from echo_settings.offline import OfflineSettings
 from echo_settings.pool import PoolSettings
-from echo_settings.sections import LearnerSettings, RolloutSettings, RunSettings, ScoringSettings
+from echo_settings.sections import RolloutSettings, RunSettings, ScoringSettings
 
 
 def bound_cores(place: Seat) -> list[int]:
