@@ -42,7 +42,7 @@ from echo_schemas.records import Coordinates, Purpose, RolloutRequest, Trajector
 from echo_settings import Settings, load_settings
 from echo_settings.rules import training_sampling
 from echo_tasks.base_models import resolve_base
-from echo_tasks.catalogue import load_rewards, load_task
+from echo_tasks.catalogue import load_reward, load_task
 from echo_tasks.prompts import PromptCodec, vocabulary_size
 from echo_tasks.requests import RequestBuilder
 from echo_tasks.rewards import RewardFunction, RewardKind, sample_of
@@ -204,7 +204,7 @@ class CoLocated:
 
 
 def _functions(names: tuple[str, ...]) -> Sequence[tuple[str, RewardFunction]]:
-    return tuple(zip(names, load_rewards(names), strict=True))
+    return tuple((name, load_reward(name)) for name in names)
 
 
 async def _values(function: RewardFunction, trajectories: Sequence[Trajectory]) -> list[float]:

@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -74,11 +74,6 @@ def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
         raise
     except Exception as exc:  # a user's constructor may raise anything
         raise UserError(f"The task {name!r} cannot be made: {type(exc).__name__}: {exc}") from exc
-
-
-def load_rewards(names: Sequence[str]) -> tuple[RewardFunction, ...]:
-    """The reward functions called `names`, in order. Raises UserError as `load_reward` does."""
-    return tuple(load_reward(name) for name in names)
 
 
 def load_reward(name: str) -> RewardFunction:

@@ -194,11 +194,6 @@ class GroupAssembler:
         return self._num_early / self._limits.max_early_rewards
 
     @property
-    def open_records(self) -> frozenset[Coordinates]:
-        """The records that are neither yielded nor dropped."""
-        return frozenset(self._by_place)
-
-    @property
     def floor(self) -> int:
         """Every lower seq is closed; a new allocator starts from here."""
         return self._closed.floor

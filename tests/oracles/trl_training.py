@@ -39,7 +39,7 @@ from echo_schemas.records import FinishReason, Purpose
 from echo_settings import Settings
 from echo_settings.rules import training_sampling
 from echo_tasks.base_models import resolve_base
-from echo_tasks.catalogue import load_rewards, load_task
+from echo_tasks.catalogue import load_reward, load_task
 from echo_tasks.prompts import PromptCodec
 from echo_tasks.requests import RequestBuilder
 from echo_tasks.rewards import ScoredSample
@@ -193,7 +193,7 @@ class _Scorer:
         self.__name__ = "exact"
         self._settings = settings
         self._found = found
-        (self._reward,) = load_rewards(tuple(settings.rewards))
+        (self._reward,) = map(load_reward, settings.rewards)
 
     def prompts(self) -> list[dict[str, str]]:
         """In the order of seqs: those that the co-located run asks."""

@@ -97,11 +97,6 @@ class ConsumerLoop:
         self._next_commit_s = self._next_lag_s = self._committed_s = 0.0
         self._replaced_s: deque[float] = deque(maxlen=_MOST_REPLACED)
 
-    @property
-    def num_in_flight(self) -> int:
-        """Messages accepted and not yet done."""
-        return self._worker.in_flight.count
-
     def on_assignment(self, listener: Callable[[frozenset[PartitionKey]], None]) -> None:
         """Call `listener` with this member's (physical topic, partition)s at each change, on the poll thread: it must be short.
 

@@ -91,7 +91,7 @@ def test_an_offset_waits_for_its_completion_and_for_those_before_it(kit: Any, dr
         until(lambda: len(completions) == 10, "all offered")
         for offset in range(1, 10):
             completions[offset].done()
-        until(lambda: running.loop.num_in_flight == 1, "one left in flight")
+        until(lambda: running.loop._worker.in_flight.count == 1, "one left in flight")
         assert kit.committed(DROPS) == 0
         completions[0].done()
         until(lambda: kit.committed(DROPS) == 10, "everything committed while the loop runs")
@@ -115,7 +115,7 @@ def test_no_more_than_the_limit_is_in_flight(kit: Any, drop: Callable[..., Drop]
         while done < 40:
             until(lambda: len(waiting) == min(5, 40 - done), "the handler filled up")  # noqa: B023  called within the round
             # The loop counts a message a moment after the handler has returned.
-            until(lambda: running.loop.num_in_flight == len(waiting), "the loop to count what the handler holds")
+            until(lambda: running.loop._worker.in_flight.count == len(waiting), "the loop to count what the handler holds")
             waiting.pop(0).done()
             done += 1
         running.stop()
@@ -315,13 +315,13 @@ def test_unfinished_work_of_a_revoked_partition_is_offered_to_its_new_owner(kit:
         until(lambda: len(held) == 40, "everything held")
         with kit.running(DROPS, take) as second:
             until(lambda: len(second.loop._assignment) == 2, "two partitions to move")
-            until(lambda: first.loop.num_in_flight == 40 - len(seen) and seen, "the moved work to be counted out and offered again")
+            until(lambda: first.loop._worker.in_flight.count == 40 - len(seen) and seen, "the moved work to be offered again")
             for completion in held:
                 completion.done()
             until(lambda: kit.committed(DROPS) == 40, "both members to commit")
             second.stop()
         first.stop()
-    assert first.loop.num_in_flight == 0
+    assert first.loop._worker.in_flight.count == 0
 
 
 def test_a_missing_topic_is_an_error_at_the_start(kit: Any) -> None:

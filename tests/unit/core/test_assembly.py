@@ -69,7 +69,7 @@ def test_a_repeated_index_of_an_attempt_is_a_duplicate_even_with_other_content()
     work.add_trajectory(at(0), trajectory(0, 0))
     work.add_trajectory(at(1), trajectory(0, 0, completion="other"))
     assert reasons(work) == [(DropReason.DUPLICATE, 1)]
-    assert work.open_records == {at(0)}
+    assert set(work._by_place) == {at(0)}
 
 
 def test_a_reward_judges_the_record_at_its_coordinates_and_no_other() -> None:

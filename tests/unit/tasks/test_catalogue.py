@@ -11,7 +11,7 @@ import pytest
 
 from echo_schemas.errors import UserError
 from echo_tasks import catalogue
-from echo_tasks.catalogue import import_object, load_reward, load_rewards, load_task
+from echo_tasks.catalogue import import_object, load_reward, load_task
 from echo_tasks.digits import ReverseDigits
 from echo_tasks.rewards import RewardKind
 
@@ -99,7 +99,7 @@ def test_every_built_in_name_is_the_name_of_what_it_leads_to() -> None:
 def test_a_built_in_task_and_its_rewards() -> None:
     task = load_task("reverse-digits", {})
     assert isinstance(task, ReverseDigits)
-    assert [function.name for function in load_rewards(task.rewards)] == ["exact"]
+    assert [function.name for function in map(load_reward, task.rewards)] == ["exact"]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_task_that_cannot_be_found(name: str, sentence: str) -> None:
 def test_a_reward_that_cannot_be_found(write_module: WriteModule) -> None:
     write_module("user_rewards", REWARDS)
     with pytest.raises(UserError, match=r"no reward 'exacty'.*Did you mean 'exact'"):
-        load_rewards(["exact", "exacty"])
+        load_reward("exacty")
     with pytest.raises(UserError, match=r"'user_rewards:number' is no reward function but int.*@reward"):
         load_reward("user_rewards:number")
 

@@ -17,7 +17,7 @@ import pytest
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.records import FinishReason, Span
 from echo_settings import load_settings
-from echo_tasks.catalogue import load_reward, load_rewards, load_task
+from echo_tasks.catalogue import load_reward, load_task
 from echo_tasks.rewards import RewardKind, ScoredSample, sample_of
 from tests.unit.core.records import trajectory
 
@@ -66,13 +66,13 @@ def test_the_task_is_found_with_the_options_of_the_run_file(files: Path) -> None
         a, b = (int(part) for part in prompt.text.removesuffix("=").split("+"))
         assert a + b == prompt.entry["answer"]
         assert max(a, b) <= 20
-    (exact,) = load_rewards(tuple(settings.rewards))
+    (exact,) = map(load_reward, settings.rewards)
     assert exact(replace(SAMPLE, completion=str(prompts[0].entry["answer"]), entry=prompts[0].entry)) == 1.0
 
 
 @pytest.mark.usefixtures("files")
 def test_the_rewards_judge() -> None:
-    brevity, digits, rank = load_rewards([f"my_rewards.py:{name}" for name in ("brevity", "digits", "rank")])
+    brevity, digits, rank = (load_reward(f"my_rewards.py:{name}") for name in ("brevity", "digits", "rank"))
     assert [function.kind for function in (brevity, digits, rank)] == [RewardKind.SYNC, RewardKind.ASYNC, RewardKind.BATCH]
     assert (brevity(SAMPLE), brevity.timeout_s) == (0.25, 2.0)
     result = asyncio.run(digits(SAMPLE))
@@ -116,7 +116,7 @@ def test_an_episode_of_several_turns() -> None:
     mask = task.signals(episode).mask
     assert mask is not None
     assert mask.tolist() == [False, False, True, True]
-    (total,) = load_rewards(task.rewards)
+    (total,) = map(load_reward, task.rewards)
     assert total(sample_of(episode)) == pytest.approx(0.8)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from echo_settings import load_settings
-from echo_tasks.catalogue import load_rewards, load_task
+from echo_tasks.catalogue import load_reward, load_task
 from echo_tasks.poker import KuhnPoker, Poker, kuhn, opponents
 from echo_tasks.poker.episode import FORM, AnswerKind, turn_text
 
@@ -23,7 +23,7 @@ def test_an_example_makes_its_task_and_rewards(name: str) -> None:
     settings = load_settings(ROOT / "examples" / f"{name}.toml", {})
     task = load_task(settings.task.name, settings.task.options)
     assert task.name == name == settings.run.name
-    assert [function.name for function in load_rewards(tuple(settings.rewards))] == list(task.rewards) == ["return"]
+    assert [function.name for function in map(load_reward, settings.rewards)] == list(task.rewards) == ["return"]
     prompt = task.prompt(settings.run.seed, 0)
     assert task.environment(prompt.entry) is not None
 

@@ -224,7 +224,7 @@ def test_an_expelled_member_commits_nothing_of_what_it_lost_and_starts_again(ben
         for completion in held[:10]:
             completion.done()
         # The loop counts a message a moment after the handler has returned.
-        wait_until(lambda: loop.num_in_flight == 10, "the second ten, and none of the first, to be in flight")
+        wait_until(lambda: loop._worker.in_flight.count == 10, "the second ten, and none of the first, to be in flight")
     assert not errors
     assert not bench.committed(), "work of the lost assignment was committed"
     assert bench.value("rebalances_total", group=GROUP, kind="lost") == 1
@@ -264,7 +264,7 @@ def test_a_member_that_a_slow_broker_replaced_by_itself_joins_once_more_and_one_
         wait_until(lambda: len(held) == 20, "everything to be offered again")
         for completion in held[:10]:
             completion.done()
-        wait_until(lambda: loop.num_in_flight == 10, "the second ten, and none of the first, to be in flight")
+        wait_until(lambda: loop._worker.in_flight.count == 10, "the second ten, and none of the first, to be in flight")
         assert not errors
         for number in range(1, 5):
             wait_until(joined_again(number), "the loop to join once more")
