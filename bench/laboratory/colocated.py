@@ -141,7 +141,7 @@ class CoLocated:
 
     async def _group(self, seq: int) -> ChosenGroup:
         """A scored group of the run's task."""
-        size, sampling = self._settings.rollout.group_size, training_sampling(self._settings)
+        size, sampling = self._settings.rollout.group_size, training_sampling(self._settings.rollout)
         request = self._builder.build(seq, Purpose.TRAIN, group_size=size, sampling=sampling)
         trajectories = await self._trajectories(self._sampler, request)
         samples = []

@@ -82,7 +82,7 @@ class RecordCheck:
         """`prompts`: the base model's text codec."""
         self.is_issued = is_issued
         self._settings = settings
-        self._sampling = training_sampling(settings)
+        self._sampling = training_sampling(settings.rollout)
         self._builder = RequestBuilder(run_id=settings.run.name, task=task, seed=settings.run.seed, prompts=prompts)
         self._prompts = prompts
         self._has_one_turn = isinstance(task, SingleTurn)

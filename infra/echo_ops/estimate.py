@@ -14,6 +14,7 @@ from echo_core.needs.model_shape import ModelShape, published_shape, shape_of_co
 from echo_core.needs.speed import Gpu, Workload, rollouts_per_s, train_s
 from echo_schemas.errors import UserError
 from echo_settings import Settings
+from echo_settings.rules import training_sampling
 from echo_tasks.base_models import is_made, resolve_base
 
 _MODEL_CONFIG = "config.json"
@@ -104,7 +105,7 @@ def estimate(settings: Settings, assumed: Assumed) -> Needs:
             recomputes=learner.gradient_checkpointing,
             has_reference=learner.kl > 0,
             copies=settings.budget + 2,
-            cuts=rollout.cuts,
+            cuts=training_sampling(rollout).cuts,
             offloads=dict(zero.get("offload_optimizer") or {}).get("device", "none") != "none",
         ),
         worker=WorkerLoad(

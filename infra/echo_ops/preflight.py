@@ -132,7 +132,7 @@ def _prompt_fits(settings: Settings) -> Iterator[Objection]:
             f"{settings.policy.base} has no token for {num_unknown} of the {len(token_ids)} pieces of the task's first prompt.",
             "Choose a task that this model was made for (docs/tasks.md), or another [policy] base.",
         )
-    check_prompt(token_ids, training_sampling(settings), vocabulary=vocabulary, max_length=settings.policy.max_length)
+    check_prompt(token_ids, training_sampling(settings.rollout), vocabulary=vocabulary, max_length=settings.policy.max_length)
 
 
 def _loss(settings: Settings) -> Iterator[Objection]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
@@ -97,18 +98,16 @@ def _operations(cluster: KafkaCluster, topics: Sequence[str], ask_s: float) -> d
 def _is_closed(cluster: KafkaCluster, acl: Acl, topic: str, ask_s: float) -> bool:
     """Whether the cluster refuses the operation on the group, or on a group with the prefix."""
     group = f"{acl.name}reader" if acl.prefixed else acl.name
-    asker = open_asker(cluster, group, "")
     try:
-        committed(asker, [(topic, 0)], ask_s, asks_for=group)
-        if acl.operation == "Read":
-            # Joining needs this permission, and Faust's client waits for ever without it. This commit needs it too and changes nothing.
-            asker.commit(offsets=[TopicPartition(topic, _NO_PARTITION, 0)], asynchronous=False)
+        with closing(open_asker(cluster, group, "")) as asker:
+            committed(asker, [(topic, 0)], ask_s, asks_for=group)
+            if acl.operation == "Read":
+                # Joining needs this permission, and Faust waits for ever without it. This commit needs it too and changes nothing.
+                asker.commit(offsets=[TopicPartition(topic, _NO_PARTITION, 0)], asynchronous=False)
     except KafkaException as exc:
         return bool(exc.args[0].name() == _GROUP_CLOSED)
     except NotAuthorized as exc:
         return exc.resource is Resource.GROUP
     except TransportError as exc:
         logger.debug("The group %s could not be asked after: %s", acl.name, exc)
-    finally:
-        asker.close()
     return False

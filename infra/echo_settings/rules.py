@@ -8,7 +8,7 @@ from echo_core.evaluation import EvaluationSpec, held_out_seed
 from echo_core.policy import Admission, OverBudget, StalenessPolicy
 from echo_schemas.records import Sampling
 from echo_settings.evaluation import EvalSettings
-from echo_settings.sections import Settings
+from echo_settings.sections import RolloutSettings, Settings
 
 
 def staleness_policy(settings: Settings) -> StalenessPolicy:
@@ -30,9 +30,8 @@ def store_from_bytes(settings: Settings) -> float:
     return {"log": math.inf, "store": 0}.get(settings.weights.source or "", settings.store.above_mb << 20)
 
 
-def training_sampling(settings: Settings) -> Sampling:
+def training_sampling(rollout: RolloutSettings) -> Sampling:
     """The sampling of training groups."""
-    rollout = settings.rollout
     return Sampling(
         max_new_tokens=rollout.max_new_tokens,
         temperature=rollout.temperature,

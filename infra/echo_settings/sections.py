@@ -170,11 +170,6 @@ class RolloutSettings(Section):
     pool: tuple[PoolSettings, ...] = ()
     """Kinds of workers that differ from one another, each as [[rollout.pool]]; none: all workers are as [rollout] says."""
 
-    @property
-    def cuts(self) -> bool:
-        """Whether the sampling excludes some tokens."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
-
     @model_validator(mode="after")
     def _pool_is_whole(self) -> RolloutSettings:
         check_pool(self.pool, has_workers="workers" in self.model_fields_set)

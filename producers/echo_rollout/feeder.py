@@ -119,7 +119,7 @@ class Feeder:
         self._parts = parts
         self._run_id = parts.settings.run.name
         self._builder = RequestBuilder(run_id=self._run_id, task=parts.task, seed=parts.settings.run.seed, prompts=parts.prompts)
-        self._sampling = training_sampling(parts.settings)
+        self._sampling = training_sampling(parts.settings.rollout)
         self._wake = threading.Event()
         self._open = OpenSeqs()
         self._requests = OpenRequests(self._open)

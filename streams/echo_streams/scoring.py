@@ -75,6 +75,26 @@ class Judgement:
     error: str | None = None
     seconds: float = 0.0
 
+    def reward(self, of: Identity, at: Coordinates, time_ms: int, *, run_id: str, name: str, code_version: str, application: str) -> Reward:
+        """The record of this judgement of the trajectory `of`, which lies at `at`."""
+        return Reward(
+            run_id=run_id,
+            group_id=of.group_id,
+            seq=of.seq,
+            attempt=of.attempt,
+            index=of.index,
+            of=at,
+            name=name,
+            code_version=code_version,
+            application=application,
+            outcome=self.outcome,
+            value=self.value,
+            components=self.components,
+            error=self.error,
+            seconds=self.seconds,
+            time_ms=time_ms,
+        )
+
 
 _Call = Callable[[], Awaitable[list[Score] | Failure]]
 HandOn = Callable[[list[Reward]], Awaitable[object]]
@@ -215,23 +235,8 @@ class Scorer:
     def _reward(self, entry: Attached, judgement: Judgement, identity: Identity, at: Coordinates, time_ms: int) -> Reward:
         self._outcomes[entry.name, judgement.outcome].inc()
         self._note(entry.name, judgement)
-        return Reward(
-            run_id=self._run_id,
-            group_id=identity.group_id,
-            seq=identity.seq,
-            attempt=identity.attempt,
-            index=identity.index,
-            of=at,
-            name=entry.name,
-            code_version=entry.function.version,
-            application=self._application,
-            outcome=judgement.outcome,
-            value=judgement.value,
-            components=judgement.components,
-            error=judgement.error,
-            seconds=judgement.seconds,
-            time_ms=time_ms,
-        )
+        version, application = entry.function.version, self._application
+        return judgement.reward(identity, at, time_ms, run_id=self._run_id, name=entry.name, code_version=version, application=application)
 
     def _note(self, name: str, judgement: Judgement) -> None:
         if judgement.outcome in {RewardOutcome.FAILED, RewardOutcome.TIMED_OUT}:

@@ -200,7 +200,7 @@ class _Scorer:
         settings = self._settings
         codec, task = PromptCodec(resolve_base(settings.policy.base)), load_task(settings.task.name, settings.task.options)
         builder = RequestBuilder(run_id=settings.run.name, task=task, seed=settings.run.seed, prompts=codec)
-        sampling = training_sampling(settings)
+        sampling = training_sampling(settings.rollout)
         seqs = range(settings.learner.steps * settings.learner.groups_per_step)
         asked = [builder.build(seq, Purpose.TRAIN, group_size=1, sampling=sampling) for seq in seqs]
         return [{"prompt": codec.decode(view_tokens(each.prompt_token_ids)), "entry": each.entry} for each in asked]

@@ -92,7 +92,7 @@ def open_asking(
                 ),
                 group_size=settings.rollout.group_size,
                 probe_size=settings.rollout.probe_size,
-                sampling=training_sampling(settings),
+                sampling=training_sampling(settings.rollout),
                 timeout_s=settings.rollout.request_timeout_s,
                 publisher=publisher,
                 inbox=inbox,

@@ -23,20 +23,6 @@ class RescoreOrder:
 
     def record(self, identity: Identity, where: Coordinates, judgement: Judgement, time_ms: int) -> Reward:
         """The record of a judgement of the trajectory at `where`."""
-        return Reward(
-            run_id=self.run_id,
-            group_id=identity.group_id,
-            seq=identity.seq,
-            attempt=identity.attempt,
-            index=identity.index,
-            of=where,
-            name=self.name,
-            code_version=self.code_version,
-            application=self.application,
-            outcome=judgement.outcome,
-            value=judgement.value,
-            components=judgement.components,
-            error=judgement.error,
-            seconds=judgement.seconds,
-            time_ms=time_ms,
+        return judgement.reward(
+            identity, where, time_ms, run_id=self.run_id, name=self.name, code_version=self.code_version, application=self.application
         )

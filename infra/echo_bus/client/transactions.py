@@ -58,7 +58,9 @@ class TransactionalWriter:
         self._call(lambda _: self._producer.begin_transaction(), deadline, "beginning a transaction")
         try:
             yield self._publisher
-            self._commit(deadline)
+            # Flushing first makes the commit several times faster, and reports a failed record as such instead of as an abort.
+            self._call(self._publisher.flush, deadline, "delivering the transaction's records")
+            self._call(self._producer.commit_transaction, deadline, "committing")
         except ProducerFenced:
             self._metrics.transactions.labels("fenced").inc()
             raise
@@ -87,11 +89,6 @@ class TransactionalWriter:
                 self._producer.list_topics(self._topic, timeout=deadline.remaining_s())
         except KafkaException as exc:
             logger.debug("No broker answers yet: %s", exc)
-
-    def _commit(self, deadline: Deadline) -> None:
-        # Flushing first makes the commit several times faster, and reports a failed record as such instead of as an abort.
-        self._call(self._publisher.flush, deadline, "delivering the transaction's records")
-        self._call(self._producer.commit_transaction, deadline, "committing")
 
     def _abort(self, deadline: Deadline) -> None:
         """Roll back. An error here must not hide the block's own error, unless the producer is dead."""

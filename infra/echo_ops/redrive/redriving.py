@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Self
@@ -203,16 +203,14 @@ def discard(bus: Bus, backlog: Backlog, letters: Iterator[Letter], *, by: str) -
 @contextmanager
 def _alone(bus: Bus) -> Iterator[TransactionalWriter]:
     """The namespace's only redrive. It fences the one before, so read positions inside the block, never before it."""
-    writer = bus.transactions(ROLE)
-    writer.start()
-    try:
-        yield writer
-    except ProducerFenced as exc:
-        raise UserError(
-            "Another redrive of this namespace has begun, so this one ends.", hint="Run one at a time; nothing was written twice."
-        ) from exc
-    finally:
-        writer.close()
+    with closing(bus.transactions(ROLE)) as writer:
+        writer.start()
+        try:
+            yield writer
+        except ProducerFenced as exc:
+            raise UserError(
+                "Another redrive of this namespace has begun, so this one ends.", hint="Run one at a time; nothing was written twice."
+            ) from exc
 
 
 def require_redrivable(name: str) -> Topic:

@@ -7,6 +7,7 @@ import logging
 from echo_rollout.engines.engine import EngineCapabilities
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobSource
+from echo_settings.rules import training_sampling
 from echo_settings.sections import RolloutSettings
 
 logger = logging.getLogger(__name__)
@@ -20,7 +21,7 @@ def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSetting
     """
     if capabilities.source_at(rollout.temperature) is LogprobSource.RECOMPUTED:
         sentence = f"The engine {capabilities.name!r} gives no log-probabilities for the tokens that it draws."
-        if rollout.cuts:
+        if training_sampling(rollout).cuts:
             raise UserError(
                 f"{sentence} With [rollout] top_p, top_k or min_p it has to: of what it drew from, or of the whole distribution.",
                 hint="Leave them at 1, 0 and 0, use an engine that can, or start a vLLM server with --logprobs-mode processed_logprobs.",
