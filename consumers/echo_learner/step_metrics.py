@@ -76,6 +76,7 @@ METRICS: Mapping[str, str] = {
     "replies_duplicate": "Receipts for a request that was answered already.",
     "replies_late": "Receipts for a seq that was trained or dropped already.",
     "replies_unknown": "Receipts for a request that this learner did not send.",
+    "replies_foreign": "Refusals by a worker that did not hold the request: nothing follows from them.",
     "broadcast_s": "T_bcast: seconds from snapshot ready to enough acknowledgements, of the newest snapshot that has them.",
     "staleness_dispatch_mean": "Mean versions behind when the request was sent.",
     "staleness_dispatch_max": "Largest such number.",

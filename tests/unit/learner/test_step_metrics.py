@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from echo_learner.sequential.requesting import ReplyFate
 from echo_learner.step_metrics import (
     METRICS,
     StalenessStages,
@@ -164,6 +165,10 @@ def test_a_step_joins_all_of_it_and_nothing_without_a_meaning() -> None:
     }
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert set(metrics) <= set(METRICS)
+
+
+def test_every_fate_of_a_reply_is_in_the_catalogue() -> None:
+    assert {f"replies_{fate.value}" for fate in ReplyFate} <= set(METRICS)
 
 
 def test_a_step_without_rewards_norms_or_a_broadcast_leaves_them_out() -> None:
