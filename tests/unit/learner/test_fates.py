@@ -132,6 +132,24 @@ def test_groups_whose_rewards_are_late_are_trained_when_these_come(pipeline: Pip
     assert (accounts.dropped, accounts.seqs_dropped) == ({}, {})
 
 
+def test_a_partition_whose_rewards_do_not_come_leaves_the_others_to_be_trained(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It holds more groups than the learner may."""
+    monkeypatch.setattr("echo_learner.intake.READ_AT_ONCE", GROUP_SIZE)
+    steps, max_whole = 10, 2 * (1 + 2) * GROUPS_PER_STEP
+    members = [pipeline.sample(seq, index) for seq in range(60) for index in range(GROUP_SIZE)]
+    placed = list(zip(members, pipeline.write(TRAJECTORIES, *members), strict=True))
+    scored = {where for member, where in placed if where.partition == 1}
+    assert len(placed) - len(scored) > GROUP_SIZE * max_whole
+    for member, where in placed:
+        if where in scored:
+            pipeline.write_reward(member, where, float(member.index))
+    pipeline.train(NumpyTrainer(), steps=steps, staleness={"budget": 1, "over_budget": "downweight"})
+    accounts = pipeline.accounts()
+    accounts.assert_each_once()
+    assert len(accounts.trained) == steps * GROUPS_PER_STEP * GROUP_SIZE
+    assert set(accounts.trained) <= scored
+
+
 @pytest.mark.parametrize("token", [-1, VOCABULARY])
 def test_a_group_with_a_token_that_the_model_does_not_have_is_dropped(pipeline: Pipeline, token: int) -> None:
     bad = pipeline.write_group(0, token_ids=pack_tokens([0, 1, token]))
