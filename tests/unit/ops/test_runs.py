@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
+from echo_ops.cli.main import app
 from echo_ops.runs.listing import Standing, find_run, line_of
 from echo_schemas.errors import UserError
+from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, Progress, Run, RunControl, RunState
 from echo_schemas.topics import PROGRESS, RUNS
 from tests.examples import load_examples
@@ -62,3 +66,24 @@ def test_a_name_that_there_is_not_is_refused_with_those_there_are() -> None:
     with pytest.raises(UserError, match="has no run 'nobody'") as caught:
         find_run(lines, "nobody", "echo.a")
     assert RUN.run_id in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("command", "order", "says"),
+    [
+        ("pause", None, "one that is started waits until `echoswarm runs resume"),
+        ("stop", None, "none starts until `echoswarm runs resume"),
+        ("resume", told(RunState.PAUSED), "start the run with the command"),
+    ],
+)
+def test_an_order_to_a_run_without_a_learner_says_so(
+    monkeypatch: pytest.MonkeyPatch, command: str, order: Control | None, says: str
+) -> None:
+    line, given = line_of(run(), spoke(60_000), order, NOW_MS), []
+    monkeypatch.setattr("echo_ops.cli.runs.reach_bus", lambda *_, **__: SimpleNamespace(namespace=Namespace("echo.a")))
+    monkeypatch.setattr("echo_ops.cli.runs.read_runs", lambda bus: [line])
+    monkeypatch.setattr("echo_ops.cli.runs.give_order", lambda *_, **order: given.append(order))
+    said = CliRunner().invoke(app, ["runs", command, RUN.run_id]).output
+    assert "No learner of it runs now" in said
+    assert says in said
+    assert len(given) == 1
