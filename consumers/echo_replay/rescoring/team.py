@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fcntl import F_SETPIPE_SZ, fcntl
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -74,7 +75,8 @@ class Team:
         self._limit_s = limit_s
         silence_s = limit_s * (1 + errand.limits.retries) + (_ASYNC_GRACE_S if function.kind is RewardKind.ASYNC else 0.0)
         self.num_processes, self.is_async = num, function.kind is RewardKind.ASYNC
-        self._processes = [_Process(errand, silence_s) for _ in range(num)]
+        self._new = partial(_Process, errand, silence_s)
+        self._processes = [self._new() for _ in range(num)]
         self._num_ended = 0
         self.num_replaced = 0
         self.stopped = ""
@@ -117,7 +119,9 @@ class Team:
             self._num_ended = 0
         if reason is None or (reason is RewardOutcome.TIMED_OUT and judged):
             return judged
-        lost, rest = process.replace(whole_chunk=self._function.kind is not RewardKind.SYNC)
+        lost, rest = process.end_at_once(whole_chunk=self._function.kind is not RewardKind.SYNC)
+        successor = self._processes[self._processes.index(process)] = self._new()
+        successor.start()
         self.num_replaced += 1
         self._num_ended += 1
         if self._num_ended >= _TRIPS and self._function.at_timeout is None:
@@ -138,11 +142,8 @@ class _Process:
     """One scoring process and its chunks, the one in work first."""
 
     def __init__(self, errand: Errand, silence_s: float) -> None:
-        self._errand, self._silence_s = errand, silence_s
+        self._silence_s = silence_s
         self._chunks: deque[_Chunk] = deque()
-        self._begin()
-
-    def _begin(self) -> None:
         self._data = bytearray()
         self._is_ready = False
         self._heard_s = time.monotonic()
@@ -154,7 +155,7 @@ class _Process:
         self.incoming, theirs_out = context.Pipe(duplex=False)
         os.set_blocking(self.incoming.fileno(), False)
         self._theirs: tuple[Connection, ...] = (theirs_in, theirs_out)
-        self._process = context.Process(target=serve, args=(self._errand, theirs_in, theirs_out), daemon=False)
+        self._process = context.Process(target=serve, args=(errand, theirs_in, theirs_out), daemon=False)
         self._to_send: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -213,8 +214,8 @@ class _Process:
             return None
         return RewardOutcome.TIMED_OUT if silent_s > self._silence_s else None
 
-    def replace(self, *, whole_chunk: bool) -> tuple[list[tuple[int, Item]], list[Sequence[Item]]]:
-        """Start another process in its place. Returns the samples in work, and the chunks not begun."""
+    def end_at_once(self, *, whole_chunk: bool) -> tuple[list[tuple[int, Item]], list[Sequence[Item]]]:
+        """End it. Returns the samples in work, all of their chunk with `whole_chunk`, and the chunks not begun."""
         self.end()
         lost: list[tuple[int, Item]] = []
         rest: list[Sequence[Item]] = []
@@ -224,9 +225,6 @@ class _Process:
             if left := [item for _, item in under_way[len(lost) :]]:
                 rest.append(left)
         rest += [list(chunk.left.values()) for chunk in self._chunks]
-        self._chunks.clear()
-        self._begin()
-        self.start()
         return lost, rest
 
     def end(self) -> None:
