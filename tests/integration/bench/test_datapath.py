@@ -23,6 +23,8 @@ FIGURES = {
     "decode_us",
     "bare_encode_us",
     "bare_decode_us",
+    "trace_us",
+    *(f"{done}_{name}_us" for name in ("trajectory", "reward") for done in ("sign", "read", "read_signed")),
 }
 
 
