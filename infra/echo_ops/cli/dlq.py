@@ -27,9 +27,9 @@ from echo_bus.clock import SystemClock
 from echo_bus.errors import TopicMissing
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.harmless import harmless
-from echo_ops.cli.options import AsJson, Config, Yes
+from echo_ops.cli.options import AsJson, Config, Since, Until, Yes
 from echo_ops.cli.output import ExitCode, err, fail, out, shown_time
-from echo_ops.cli.ranges import parse_time
+from echo_ops.cli.ranges import parse_times
 from echo_ops.redrive.letters import Letter, letter_of, reason_of
 from echo_ops.redrive.mending import load_mend
 from echo_ops.redrive.preparing import Handling, Prepared
@@ -44,9 +44,10 @@ _BYTES_SHOWN = 256
 # Clients that connect at once.
 _AT_ONCE = 4
 
+Times = tuple[int | None, int | None]
+"""The first and the last time of letters, Unix ms; None: without this bound."""
 DeadTopic = Annotated[str, typer.Argument(help="The topic that the messages belong on, such as trajectories.")]
 Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only letters with this reason; may be repeated.")]
-Until = Annotated[str, typer.Option(help="Only letters before this time.")]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,22 +89,24 @@ def list_letters(
     topics: Annotated[list[str] | None, typer.Argument(help="Topics, such as trajectories; all unless given.")] = None,
     config: Config = None,
     reason: Reasons = None,
+    since: Since = "",
+    until: Until = "",
     as_json: AsJson = False,
 ) -> None:
     """Print how many letters wait, by topic and reason."""
-    wanted = require_reasons(reason or ())
+    wanted, times = require_reasons(reason or ()), _times(since, until)
     chosen = [_topic(name) for name in topics or ()] or list(BY_NAME.values())
     bus = reach_bus(read_settings(config), all_runs=True)
     heaps: dict[tuple[str, str], Heap] = {}
     # To list an empty topic is to wait for a client to connect.
     with seldom_collected(), ThreadPoolExecutor(_AT_ONCE) as threads:
-        for topic, found in zip(chosen, threads.map(functools.partial(_heaps_of, bus, wanted), chosen), strict=True):
+        for topic, found in zip(chosen, threads.map(functools.partial(_heaps_of, bus, wanted, times), chosen), strict=True):
             heaps |= {(topic.name, reason): heap for reason, heap in found.items()}
     if as_json:
         sys.stdout.write(json.dumps([{"topic": topic, "reason": reason, **heap.plain()} for (topic, reason), heap in heaps.items()]) + "\n")
         return
     if not heaps:
-        out.print(f"No {'such ' if topics or wanted else ''}dead letters in {bus.namespace.name}.")
+        out.print(f"No {'such ' if topics or wanted or since or until else ''}dead letters in {bus.namespace.name}.")
         return
     table = Table("topic", "reason", "waiting", "handled", "last done", "oldest", "newest", "the newest says", box=None, pad_edge=False)
     for (name, why), heap in sorted(heaps.items(), key=lambda item: (-item[1].waiting, item[0])):
@@ -112,11 +115,12 @@ def list_letters(
     out.print(table)
 
 
-def _heaps_of(bus: Bus, wanted: frozenset[str], topic: Topic) -> dict[str, Heap]:
-    """The letters of a topic with the reasons `wanted` (none: all), by reason; none of a topic that never had a reader."""
+def _heaps_of(bus: Bus, wanted: frozenset[str], times: Times, topic: Topic) -> dict[str, Heap]:
+    """The letters of a topic with the reasons `wanted` (none: all) and of some time, by reason; none of a topic that never had a reader."""
     heaps: dict[str, Heap] = {}
     with suppress(TopicMissing), Backlog(bus, topic) as backlog:
-        for raw in backlog.messages():
+        first, end = backlog.offsets_between(*times)
+        for raw in backlog.messages(first=first, end=end):
             reason = reason_of(raw)
             if wanted and reason not in wanted:
                 continue
@@ -136,20 +140,27 @@ def show(
     offset: Annotated[int | None, typer.Argument(help="Of the letter; the newest ones unless given.", min=0)] = None,
     config: Config = None,
     reason: Reasons = None,
+    since: Since = "",
+    until: Until = "",
     last: Annotated[int, typer.Option("--last", "-n", help="How many of the newest.", min=1)] = 5,
 ) -> None:
     """Print one letter by its offset, or the newest ones."""
-    asked, wanted = _topic(topic), require_reasons(reason or ())
+    asked, wanted, times = _topic(topic), require_reasons(reason or ()), _times(since, until)
     bus = reach_bus(read_settings(config), all_runs=True)
     with Backlog(bus, asked) as backlog:
-        first, end = (offset, offset + 1) if offset is not None else (0 if wanted else max(0, backlog.end - last), None)
+        first, end = backlog.offsets_between(*times)
+        if offset is not None:
+            first, end = max(first, offset), min(end, offset + 1)
+        elif not wanted:
+            first = max(first, end - last)
         found = (letter for letter in backlog.letters(first=first, end=end) if not wanted or letter.reason in wanted)
         letters = deque(found, maxlen=last)
         for letter in letters:
             _show(bus, letter, is_waiting=letter.offset >= backlog.position(letter.reason))
     if not letters:
+        is_choice = wanted or since or until or offset is not None
         raise UserError(
-            f"{topic} has no such dead letter." if wanted or offset is not None else f"{topic} has no dead letters.",
+            f"{topic} has no such dead letter." if is_choice else f"{topic} has no dead letters.",
             hint="`echoswarm dlq list` says what there is.",
         )
 
@@ -166,12 +177,13 @@ def redrive(
     yes: Yes = False,
 ) -> None:
     """Print what would be done, and with `yes` do it."""
+    times = _times("", until)
     wanted, target, mended = require_reasons(reason or ()), require_redrivable(_bare(topic)), load_mend(mend) if mend else None
     if rate is not None and not math.isfinite(rate):
         raise UserError(f"--rate {rate} is no number of letters a second.", hint="Leave it out to write as fast as the brokers take them.")
     bus = reach_bus(read_settings(config), ROLE)
     with Backlog(bus, target) as backlog:
-        end = _end(backlog, until)
+        _, end = backlog.offsets_between(*times)
         work = Redrive(bus, backlog, by=_me(), mend=mended)
 
         def letters() -> Iterator[Letter]:
@@ -186,10 +198,11 @@ def redrive(
 
 def discard_letters(topic: DeadTopic, config: Config = None, reason: Reasons = None, until: Until = "", yes: Yes = False) -> None:
     """Print which letters would be discarded, and with `yes` do it."""
-    wanted, asked = require_reasons(reason or ()), _topic(topic)
+    wanted, asked, times = require_reasons(reason or ()), _topic(topic), _times("", until)
     bus = reach_bus(read_settings(config), ROLE)
     with Backlog(bus, asked) as backlog:
-        waiting = backlog.waiting(wanted, _end(backlog, until))
+        _, end = backlog.offsets_between(*times)
+        waiting = backlog.waiting(wanted, end)
         counts = discard(bus, backlog, waiting, by=_me()) if yes else Counter(letter.reason for letter in waiting)
     if not counts:
         out.print("Nothing waits.")
@@ -199,9 +212,8 @@ def discard_letters(topic: DeadTopic, config: Config = None, reason: Reasons = N
     out.print(f"{done}: {counted}. They stay readable until their retention is over." + ("" if yes else " Add --yes."))
 
 
-def _end(backlog: Backlog, until: str) -> int:
-    """The offset behind the last letter before `until`; the end of the topic if it is empty."""
-    return backlog.offset_at(parse_time(until, "--until", SystemClock().time_ms())) if until else backlog.end
+def _times(since: str, until: str) -> Times:
+    return parse_times(since, until, SystemClock().time_ms())
 
 
 def _say_plan(prepared: Iterable[Prepared]) -> None:

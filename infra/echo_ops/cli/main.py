@@ -140,10 +140,13 @@ _COMMANDS = {
     "acls render": ("acls:render", "Print the smallest set of rights that each role needs. Changes nothing."),
     "dlq list": ("dlq:list_letters", "Count the dead letters by topic and reason, and how many of them wait."),
     "dlq show": ("dlq:show", "Print letters whole: what was wrong, the place of the message, its writer and its reader."),
-    "dlq redrive": ("dlq:redrive", "Write letters to their topic again, each once. Without --yes only say what would be done."),
+    "dlq redrive": (
+        "dlq:redrive",
+        "Write letters to their topic again, each once, oldest first. Without --yes only say what would be done.",
+    ),
     "dlq discard": (
         "dlq:discard_letters",
-        "End the waiting of letters; they stay readable until their retention is over. Without --yes only count them.",
+        "End the waiting of letters, oldest first; they stay readable until their retention is over. Without --yes only count them.",
     ),
     "keys new": ("keys:new", "Make a key in the folder [trust] keys, and add its public half to the file [trust] signers."),
     "keys show": ("keys:show", "List the trusted keys: id, role, names, validity, and which of them this machine has."),

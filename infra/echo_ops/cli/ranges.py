@@ -128,6 +128,15 @@ def parse_time(text: str, option: str, now_ms: int) -> int:
     return max(0, int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000))
 
 
+def parse_times(since: str, until: str, now_ms: int) -> tuple[int | None, int | None]:
+    """Unix ms of --since and --until as `parse_time` reads them; None for an empty one. Raises UserError, also if the second is earlier."""
+    first = parse_time(since, "--since", now_ms) if since else None
+    last = parse_time(until, "--until", now_ms) if until else None
+    if first is not None and last is not None and last < first:
+        raise UserError(f"--until {until} lies before --since {since}.", hint="Exchange them.")
+    return first, last
+
+
 def _range_of(options: RangeOptions, run_id: str, now_ms: int) -> Where:
     if options.version:
         return Versions(*parse_span(options.version, "--version"))
@@ -138,11 +147,7 @@ def _range_of(options: RangeOptions, run_id: str, now_ms: int) -> Where:
     if options.groups:
         return Groups(frozenset(parse_group(text, run_id) for text in options.groups))
     if options.since or options.until:
-        since = parse_time(options.since, "--since", now_ms) if options.since else None
-        until = parse_time(options.until, "--until", now_ms) if options.until else None
-        if since is not None and until is not None and until < since:
-            raise UserError(f"--until {options.until} lies before --since {options.since}.", hint="Exchange them.")
-        return Times(since, until)
+        return Times(*parse_times(options.since, options.until, now_ms))
     return Everything()
 
 

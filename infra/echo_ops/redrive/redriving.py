@@ -69,9 +69,10 @@ class Backlog:
         """The offset after the newest letter."""
         return self._log.ends[_PARTITION]
 
-    def offset_at(self, time_ms: int) -> int:
-        """The offset of the first letter that is not older than `time_ms`."""
-        return self._log.offsets_at(time_ms)[_PARTITION]
+    def offsets_between(self, since_ms: int | None, until_ms: int | None) -> tuple[int, int]:
+        """The first offset of the letters from one time to another, both included, and that after the last; None: without this bound."""
+        first = 0 if since_ms is None else self._log.offsets_at(since_ms)[_PARTITION]
+        return first, self.end if until_ms is None else self._log.offsets_at(until_ms + 1)[_PARTITION]
 
     def letters(self, *, first: int = 0, end: int | None = None) -> Iterator[Letter]:
         """All letters from offset `first` up to `end` (None: to the end), in order, handled ones too."""

@@ -69,7 +69,7 @@ def let_die(bus: Bus, num_letters: int) -> None:
 
 
 def waiting(shell: Shell) -> int:
-    (heap,) = json.loads(shell("dlq", "list", "trajectories", "--json").stdout)
+    (heap,) = json.loads(shell("dlq", "list", "trajectories", "--since", "1h", "--json").stdout)
     return int(heap["waiting"])
 
 
@@ -78,6 +78,7 @@ def test_letters_are_listed_shown_mended_and_brought_back_once_though_the_comman
     listed = shell("dlq", "list")
     assert "600" in listed.stdout, listed
     assert "bad_magic" in listed.stdout
+    assert "No such dead letters" in shell("dlq", "list", "--until", "1h").stdout
     shown = shell("dlq", "show", "trajectories", "0")
     assert "It begins with junk." in shown.stdout, shown
     refused = shell("dlq", "redrive", "trajectories", "--yes")

@@ -48,7 +48,8 @@ class Log:
     """A cluster in memory, with what a reader would have made of its messages."""
 
     def __init__(self) -> None:
-        self.cluster = MemoryCluster(clock=ManualClock())
+        self.clock = ManualClock()
+        self.cluster = MemoryCluster(clock=self.clock)
         names = [spec.name for spec in load_topic_specs()]
         topics = [NewTopic(f"{NAMESPACE.name}.{name}", 1 if name.endswith(".dlq") else 2, 1) for name in names]
         for future in self.cluster.admin().create_topics(topics).values():
@@ -403,6 +404,52 @@ def test_letters_of_one_reason_are_found_among_the_others(log: Log, monkeypatch:
     assert ("trajectories.dlq @1 " in shown, shown.count("trajectories.dlq @")) == (True, 1)
     assert said("show", "trajectories", "--reason", "unknown_schema", "--last", "1").startswith("trajectories.dlq @2 ")
     assert "has no such dead letter" in said("show", "trajectories", "0", "--reason", "malformed")
+
+
+def test_letters_are_chosen_by_their_time(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seq in range(3):
+        log.die(trajectory(seq=seq))
+        log.clock.advance(3_600)
+    monkeypatch.setattr("echo_ops.cli.dlq.reach_bus", lambda *_, **__: log.bus)
+    first, second, third = (f"2023-11-{day}" for day in ("14T22:13:20", "14T23:13:20Z", "15T01:13:20+01:00"))
+
+    def said(*words: str) -> str:
+        return CliRunner().invoke(app, ["dlq", *words]).output
+
+    def listed(*words: str) -> list[tuple[int, int]]:
+        return [(heap["waiting"], heap["handled"]) for heap in json.loads(said("list", *words, "--json"))]
+
+    def shown(*words: str) -> list[int]:
+        lines = said("show", "trajectories", *words).splitlines()
+        return [int(line.split("@")[1].split()[0]) for line in lines if line.startswith("trajectories.dlq @")]
+
+    assert [listed("--since", time) for time in (first, second, third)] == [[(3, 0)], [(2, 0)], [(1, 0)]]
+    assert [listed("--until", time) for time in (first, second, third)] == [[(1, 0)], [(2, 0)], [(3, 0)]]
+    assert listed("--since", second, "--until", second) == [(1, 0)]
+    assert "No such dead letters" in said("list", "--since", "1m")
+    assert "No such dead letters" in said("list", "--until", "1960-01-01")
+    assert shown("--until", second) == shown("--until", second, "--last", "2", "--reason", "unknown_schema") == [0, 1]
+    assert shown("--since", second, "--last", "1") == [2]
+    assert shown("1", "--since", second) == [1]
+    assert "has no such dead letter" in said("show", "trajectories", "0", "--since", second)
+    assert "1 unknown_schema" in said("discard", "trajectories", "--until", first, "--yes")
+    assert "1 written again" in said("redrive", "trajectories", "--until", second, "--yes")
+    assert (log.waiting(), [raw.key() for raw in log.redriven()]) == ([2], [b"demo/1"])
+    assert listed("--since", second) == [(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["list", "--since", "yesterday"], "--since 'yesterday' is no time"),
+        (["show", "trajectories", "--since", "1h", "--until", "2h"], "--until 2h lies before --since 1h"),
+        (["redrive", "trajectories", "--until", "noon"], "--until 'noon' is no time"),
+        (["discard", "trajectories", "--until", "noon"], "--until 'noon' is no time"),
+    ],
+)
+def test_a_time_that_is_none_is_refused_before_the_cluster_is_asked(words: list[str], message: str) -> None:
+    found = CliRunner().invoke(app, ["dlq", *words])
+    assert (found.exit_code, message in found.output) == (2, True)
 
 
 def test_a_signature_comes_back_with_its_record_and_who_mends_one_signs_it_anew(log: Log) -> None:
