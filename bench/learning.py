@@ -39,12 +39,21 @@ def run_cell(cell: Cell, folder: Path) -> Result:
     work = folder / _WORK / cell.name
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
-    load = os.getloadavg()[0]
+    began, began_s = _others_s(), time.monotonic()
     result = (run_colocated if cell.is_colocated else run_pipeline)(cell, work.resolve(), _PATIENCE_S)
-    conditions = {"load": round((load + os.getloadavg()[0]) / 2, 1), "cores": os.cpu_count(), "ended": time.strftime("%Y-%m-%d %H:%M")}
+    others = (_others_s() - began) / (time.monotonic() - began_s)
+    conditions = {"others": round(others, 2), "cores": os.cpu_count(), "ended": time.strftime("%Y-%m-%d %H:%M")}
     write_result(folder / _CELLS / f"{cell.name}.json", result, conditions)
     shutil.rmtree(work)
     return result
+
+
+def _others_s() -> float:
+    """Seconds for which the machine's cores were busy, or kept by its host, with other work than this process and its ended children."""
+    with Path("/proc/stat").open(encoding="ascii") as file:
+        user, nice, system, _, _, irq, softirq, steal = (int(field) for field in file.readline().split()[1:9])
+    busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    return busy - sum(os.times()[:4])
 
 
 def run_all(cells: Sequence[Cell], folder: Path) -> int:
@@ -62,7 +71,7 @@ def run_all(cells: Sequence[Cell], folder: Path) -> int:
         else:
             _say(
                 f"[{number}/{len(cells)}] {cell.name} {result.outcome}: accuracy {result.final:.3f}, {result.train_s:.0f} s of "
-                f"{result.wall_s:.0f} s, load {os.getloadavg()[0]:.1f}"
+                f"{result.wall_s:.0f} s"
             )
     return num_failed
 

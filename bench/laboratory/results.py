@@ -10,6 +10,9 @@ from typing import Any
 
 from laboratory.matrix import FINAL, HELD_OUT
 
+QUIET_CORES = 0.2
+"""With more work of others, a cell's seconds say nothing about its condition."""
+
 
 @dataclass(slots=True)
 class Curve:
@@ -67,6 +70,16 @@ class Result:
     def train_s(self) -> float:
         """From the end of the first step to that of the last, including evaluations."""
         return self.curve.seconds[-1]
+
+    @property
+    def others(self) -> float | None:
+        """How many cores other processes of the machine, and its host, took meanwhile; None in files of an earlier laboratory."""
+        return self.facts.get("others")
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its seconds are its own: others took at most `QUIET_CORES`."""
+        return self.others is not None and self.others <= QUIET_CORES
 
     def held_out(self) -> list[Evaluated]:
         """The held-out evaluations by version."""

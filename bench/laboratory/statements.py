@@ -156,7 +156,8 @@ def _accuracy(result: Result) -> float:
 
 
 def _log_seconds(result: Result) -> float:
-    return math.log(result.train_s)
+    """NaN if other work took the cores."""
+    return math.log(result.train_s) if result.is_timed else math.nan
 
 
 def _largest_fall(result: Result) -> float:
@@ -170,9 +171,10 @@ def _largest_fall(result: Result) -> float:
 
 
 def _paired(runs: Runs, pair: tuple[str, str], of: Measure) -> list[float]:
-    """The differences for the common seeds."""
+    """The differences for the common seeds, without those that are not a number."""
     first, second = (runs.get(name, {}) for name in pair)
-    return [of(first[seed]) - of(second[seed]) for seed in sorted(first.keys() & second.keys())]
+    found = [of(first[seed]) - of(second[seed]) for seed in sorted(first.keys() & second.keys())]
+    return [value for value in found if not math.isnan(value)]
 
 
 def mean_and_error(values: Iterable[float]) -> tuple[float, float]:

@@ -24,7 +24,7 @@ _SETS = tuple(tomllib.loads(_MATRIX.read_text(encoding="utf-8"))["sets"])
 _CONDITIONS = tuple(tomllib.loads(_MATRIX.read_text(encoding="utf-8"))["conditions"])
 
 
-def result(final: float, *, seconds: float = 60.0, rewards: tuple[float, ...] = (0.2, 0.4)) -> Result:
+def result(final: float, *, seconds: float = 60.0, others: float = 0.1, rewards: tuple[float, ...] = (0.2, 0.4)) -> Result:
     curve = Curve()
     for index, reward in enumerate(rewards):
         curve.add(index + 1, 1000 + seconds * index / (len(rewards) - 1), 512, reward, 1.0)
@@ -32,7 +32,7 @@ def result(final: float, *, seconds: float = 60.0, rewards: tuple[float, ...] = 
         Evaluated(name=HELD_OUT, version=0, mean=0.2, stderr=0.02),
         Evaluated(name=FINAL, version=len(rewards), mean=final, stderr=0.01),
     ]
-    facts = {"max_staleness": 2, "dropped": 1, "load": 2.0}
+    facts = {"max_staleness": 2, "dropped": 1, "others": others}
     return Result(outcome="finished", wall_s=90.0, curve=curve, evaluated=evaluated, facts=facts)
 
 
@@ -152,6 +152,21 @@ def test_claims_are_made_of_the_seeds_that_both_conditions_have() -> None:
     assert found["b", "in 0.77 of its time"].verdict is Verdict.HOLDS
     assert found["b", "in 0.77 of its time"].mean == pytest.approx((math.log(0.5) + math.log(0.51)) / 2)
     assert {letter for letter, _ in found} == {"a", "b"}
+
+
+def test_seconds_beside_other_work_are_neither_shown_nor_compared() -> None:
+    runs = {
+        name: {seed: result(0.8, seconds=seconds, others=others) for seed, others in enumerate((0.1, 0.2, 0.3))}
+        for name, seconds in (("sequential", 100), ("s3", 50))
+    }
+    (found,) = (each for each in findings(runs) if each.claim == "in 0.77 of its time")
+    assert (found.tested.num, found.tested.verdict) == (2, Verdict.HOLDS)
+    text = tables({"reverse-digits": runs})
+    assert "| 100 (2) |" in text
+    former = result(0.8)
+    former.facts.pop("others")
+    assert not former.is_timed
+    assert "| not measured |" in tables({"reverse-digits": {"s3": {0: former}}})
 
 
 def test_a_fall_of_the_reward_counts_as_unstable() -> None:
