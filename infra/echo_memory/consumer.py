@@ -62,7 +62,6 @@ class MemoryConsumer:
     def assign(self, partitions: list[TopicPartition]) -> None:
         with self._broker.lock:
             self._positions.clear()
-            self._paused.clear()
             self._failed.clear()
             self.incremental_assign(partitions)
 
@@ -75,10 +74,10 @@ class MemoryConsumer:
             self._broker.changed.notify_all()
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """A paused partition stays paused, as in librdkafka (confluent-kafka-go#193)."""
         with self._broker.lock:
             for partition in partitions:
                 self._positions.pop(_place(partition), None)
-                self._paused.discard(_place(partition))
                 self._failed.discard(_place(partition))
 
     def unassign(self) -> None:

@@ -284,6 +284,8 @@ class ConsumerLoop:
     def _on_assign(self, consumer: RawConsumer, partitions: list[TopicPartition]) -> None:
         """Called inside poll; the client completes the assignment itself."""
         self._metrics.rebalances.labels(self._group, "assigned").inc()
+        # A partition that this client had paused when it was taken away is still paused.
+        consumer.resume(partitions)
         self._learn_partition_counts(consumer, must_exist=False)
         self._keeper.read(consumer, partitions)
         assignment = dict(self._assignment)
@@ -324,6 +326,7 @@ class ConsumerLoop:
             state.counters.assigned.dec()
             if state.paused:
                 state.counters.paused.dec()
+            self._metrics.lag.remove(*state.key)
         self._assignment = assignment
         self._on_assignment(frozenset(assignment))
         logger.info("%s: gave up %s, %d messages unfinished", self._group, [f"{topic}[{n}]" for topic, n in keys], num_handed_back)

@@ -297,6 +297,32 @@ def test_a_second_member_takes_its_share_and_gives_it_back(
     assert seen["second"]
 
 
+def test_a_partition_that_is_given_up_while_it_is_paused_is_read_when_it_comes_back(
+    kit: Any, drop: Callable[..., Drop], until: Until
+) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(40))
+    has_room = threading.Event()
+    seen: set[int] = set()
+
+    def take(message: Message) -> Outcome:
+        seen.add(seq_of(message))
+        return ACCEPTED
+
+    with kit.running(DROPS, lambda message: take(message) if has_room.is_set() else BUSY) as first:
+        until(lambda: kit.value("partitions_paused", topic=kit.namespace.topic(DROPS)) == 4, "every partition to be paused")
+        with kit.running(DROPS, take) as second:
+            until(lambda: len(first.loop._assignment) == len(second.loop._assignment) == 2, "two partitions to move")
+            until(lambda: seen, "the second member to read")
+            second.stop()
+        until(lambda: len(first.loop._assignment) == 4, "the first to have everything again")
+        has_room.set()
+        publish(kit, drop, range(40, 80))
+        until(lambda: seen == set(range(80)), "all messages")
+        first.stop()
+    assert kit.committed(DROPS) == 80
+
+
 def test_unfinished_work_of_a_revoked_partition_is_offered_to_its_new_owner(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
     kit.create(DROPS)
     publish(kit, drop, range(40))

@@ -230,6 +230,15 @@ def test_an_expelled_member_commits_nothing_of_what_it_lost_and_starts_again(ben
     assert bench.value("rebalances_total", group=GROUP, kind="lost") == 1
 
 
+def test_the_lag_of_a_partition_that_was_given_up_is_told_no_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_bus.group.consumer._LAG_INTERVAL_S", 0.0)
+    place = {"topic": bench.topic, "partition": "0"}
+    with running(bench.loop(lambda message: Accepted(Completion()), drain_s=0.01)) as errors:
+        wait_until(lambda: bench.value("lag", **place) == 10, "the lag")
+    assert not errors
+    assert bench.metrics.registry.get_sample_value("echo_bus_lag", place) is None
+
+
 class Told:
     """What a client hands out that was replaced."""
 
