@@ -88,7 +88,7 @@ def next_release(folder: Path) -> Release:
         for record in _RECORD.findall(text):
             _add_field(schemas / "avro", record)
         file.write_text(_RECORD.sub(rf'\g<0>    {NEW_FIELD}: str = "{NEW_VALUE}"\n', text), encoding="utf-8")
-    checkpoint = folder / "consumers" / "echo_learner" / "commit" / "checkpoint.py"
+    checkpoint = folder / "consumers" / "echo_learner" / "commit" / "learner_state.py"
     text = checkpoint.read_text(encoding="utf-8")
     assert text.count(_STATE_LINE) == 1, "the line that the new field of a checkpoint goes behind is not there"
     checkpoint.write_text(text.replace(_STATE_LINE, f'{_STATE_LINE}        "{NEW_FIELD}": "{NEW_VALUE}",\n'), encoding="utf-8")

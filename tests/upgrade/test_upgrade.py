@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -78,40 +78,64 @@ def kafka(jars: None) -> Iterator[EmbeddedKafka]:
 
 def test_roles_of_three_releases_take_turns_and_nothing_is_lost(kafka: EmbeddedKafka, tmp_path: Path) -> None:
     older, following = older_release(tmp_path / "older"), next_release(tmp_path / "next")
-    changes = {
-        "ECHO_KAFKA__BOOTSTRAP": kafka.bootstrap,
-        "ECHO_REGISTRY__URL": kafka.registry_url,
-        "ECHO_ROLLOUT__WORKERS": "2",
-        "ECHO_COORDINATOR__ENABLED": "true",
-        "ECHO_SCORING__CONCURRENCY": "1",
-    }
-    with open_run(tmp_path, changes) as run, closing(run.bus.view(WORKERS, WorkerStatus)) as workers:
-        swarm = run.swarm
-        for release in (older, THIS, following):
-            release.check(swarm.environ)
-        for release in (older, THIS):
-            release.command(swarm.environ, "schemas", "register", "--config", str(CONFIG))
-        others = ("worker-0", "worker-1", "reward-0", "feeder", "coordinator")
-        assert {*others, "learner"} == set(swarm.names)
-        swarm.releases.update(dict.fromkeys(swarm.names, older.paths))
-        swarm.start_all()
-        run.wait_for(SETTLED_STEPS, _BEGINS_WITHIN_S, f"the run begins as {older.name}")
-        upgrade = Upgrade(run, workers)
+    others = ("worker-0", "worker-1", "reward-0", "feeder", "coordinator")
+    with _begun(kafka, tmp_path, [older, THIS, following], ECHO_COORDINATOR__ENABLED="true") as upgrade:
+        assert {*others, "learner"} == set(upgrade.run.swarm.names)
         upgrade.replace(THIS, "learner")
         upgrade.replace(older, "learner")
         upgrade.replace(THIS, *others, "learner")
-        following.command(swarm.environ, "schemas", "register", "--config", str(CONFIG))
+        following.command(upgrade.run.swarm.environ, "schemas", "register", "--config", str(CONFIG))
         upgrade.replace(following, "learner")
         upgrade.replace(THIS, "learner")
         upgrade.replace(following, *others, "learner")
         upgrade.replace(THIS, *others, "learner")
-        swarm.terminate_all()
-        for name in swarm.names:
-            assert swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), run.wait) in ENDED_AS_TOLD
-        assert swarm.exits == [], [str(each) for each in swarm.exits]
-        for release in (older, THIS, following):
-            _say(f"audit of {release.name}: {_audited(release, swarm.environ, tmp_path / 'audit.json')}")
-        _check_records(following, swarm.environ, tmp_path / "records.jsonl")
+        _end(upgrade, tmp_path, [older, THIS, following])
+        _check_records(following, upgrade.run.swarm.environ, tmp_path / "records.jsonl")
+
+
+def test_in_sequential_mode_too(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+    """Where the learner asks for each batch, and workers of the other release answer it."""
+    older = older_release(tmp_path / "older")
+    others = ("worker-0", "worker-1", "reward-0")
+    with _begun(kafka, tmp_path, [older, THIS], ECHO_RUN__MODE="sequential") as upgrade:
+        assert {*others, "learner"} == set(upgrade.run.swarm.names)
+        upgrade.replace(THIS, "learner")
+        upgrade.replace(older, "learner")
+        upgrade.replace(THIS, *others, "learner")
+        _end(upgrade, tmp_path, [older, THIS])
+
+
+@contextmanager
+def _begun(kafka: EmbeddedKafka, folder: Path, releases: Sequence[Release], **changes: str) -> Iterator[Upgrade]:
+    """A run whose roles are all the first of `releases`; the schemas of the first two are registered."""
+    changes = {
+        "ECHO_KAFKA__BOOTSTRAP": kafka.bootstrap,
+        "ECHO_REGISTRY__URL": kafka.registry_url,
+        "ECHO_ROLLOUT__WORKERS": "2",
+        "ECHO_SCORING__CONCURRENCY": "1",
+        **changes,
+    }
+    with open_run(folder, changes) as run, closing(run.bus.view(WORKERS, WorkerStatus)) as workers:
+        swarm = run.swarm
+        for release in releases:
+            release.check(swarm.environ)
+        for release in releases[:2]:
+            release.command(swarm.environ, "schemas", "register", "--config", str(CONFIG))
+        swarm.releases.update(dict.fromkeys(swarm.names, releases[0].paths))
+        swarm.start_all()
+        run.wait_for(SETTLED_STEPS, _BEGINS_WITHIN_S, f"the run begins as {releases[0].name}")
+        yield Upgrade(run, workers)
+
+
+def _end(upgrade: Upgrade, folder: Path, releases: Sequence[Release]) -> None:
+    """All end as told, nobody has ended before, and the audit of each release finds every promise kept."""
+    swarm = upgrade.run.swarm
+    swarm.terminate_all()
+    for name in swarm.names:
+        assert swarm.wait_ended(swarm.child(name), Deadline.after(_DRAINED_S), upgrade.run.wait) in ENDED_AS_TOLD
+    assert swarm.exits == [], [str(each) for each in swarm.exits]
+    for release in releases:
+        _say(f"audit of {release.name}: {_audited(release, swarm.environ, folder / 'audit.json')}")
 
 
 def _say(text: str) -> None:
