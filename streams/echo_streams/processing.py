@@ -5,6 +5,7 @@ Threads: one event loop; `process` may run several times at once. A function ret
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,7 +70,7 @@ class Processor:
     async def process(self, batch: Sequence[RawMessage], send: Send | None = None) -> list[Outgoing]:
         """The records to write for `batch`, which is done once all are delivered.
 
-        With `send`, each function's rewards go there when it is done with the batch, and only the rest is returned.
+        With `send`, each function's rewards go there as they come, and only the rest is returned.
         Raises TooManyDeadLetters, and RegistryError if a schema could not be asked for.
         """
         version = self._learner_version()
@@ -109,31 +110,36 @@ class Processor:
             self._metrics.passed.labels(Passed.OTHER_RUN.value).inc()
             return []
         assert isinstance(message.record, Trajectory), "the decoder lets nothing else through"
-        return self._triage(message.record, at, version, judgeable, time_ms)
+        return self._triage(message.record, at, judgeable, time_ms)
 
     async def judge_again(self, items: Sequence[Judgeable]) -> list[Outgoing]:
         """The records to write for trajectories whose rewards are missing."""
-        version = self._learner_version()
         judgeable: list[Judgeable] = []
         answers: list[Outgoing] = []
         for item in items:
-            answers += self._triage(item.trajectory, item.at, version, judgeable)
+            answers += self._triage(item.trajectory, item.at, judgeable)
         started_ms = self._wire.clock.time_ms()
         return answers + (self._encoded(await self._scorer.score(judgeable), started_ms) if judgeable else [])
 
-    def _triage(
-        self, trajectory: Trajectory, at: Coordinates, version: int | None, judgeable: list[Judgeable], time_ms: int | None = None
-    ) -> list[Outgoing]:
+    def _triage(self, trajectory: Trajectory, at: Coordinates, judgeable: list[Judgeable], time_ms: int | None = None) -> list[Outgoing]:
         """As `_look`, by the body."""
         passed = self._intake.passed(trajectory)
         if passed is not None:
             self._metrics.passed.labels(passed.value).inc()
             return []
-        bounded = trajectory.purpose is Purpose.TRAIN and not trajectory.is_exempt
-        if bounded and self._intake.is_stale(trajectory.min_version, version, time_ms):
-            return self._encoded(self._scorer.stale(Identity.of(trajectory), at, _too_old(trajectory.min_version, version)))
-        judgeable.append(Judgeable(trajectory=trajectory, at=at))
+        item = Judgeable(trajectory=trajectory, at=at, too_old=functools.partial(self._too_old, trajectory, time_ms))
+        if why := item.too_old():
+            return self._encoded(self._scorer.stale(Identity.of(trajectory), at, why))
+        judgeable.append(item)
         return []
+
+    def _too_old(self, trajectory: Trajectory, time_ms: int | None) -> str:
+        """Why the learner would now drop the trajectory for its age; empty if it would not."""
+        version = self._learner_version()
+        is_bounded = trajectory.purpose is Purpose.TRAIN and not trajectory.is_exempt
+        if not is_bounded or not self._intake.is_stale(trajectory.min_version, version, time_ms):
+            return ""
+        return _too_old(trajectory.min_version, version)
 
     def _encoded(self, rewards: Sequence[Reward], started_ms: int | None = None) -> list[Outgoing]:
         """`started_ms`: when the scoring began; None: no function was called."""

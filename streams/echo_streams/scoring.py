@@ -1,7 +1,8 @@
 """Trajectories to rewards: every attached function judges every sample, and every outcome, also a failure, becomes a record.
 
 Functions cannot harm one another: each gets its own copies of the samples, waits for its own slots, and hands on its own rewards when it is
-done. A function whose calls only hang or kill their process is called once in a while; its other samples fail at once.
+done. A function whose calls only hang or kill their process is called once in a while; its other samples fail at once. Where calls wait
+for one another, a sample that is too old when its turn comes is `stale`, and rewards are handed on as they come.
 
 Threads: one event loop. `Scorer.score` returns when all functions are done with all samples; several calls may run at once and share the
 limits on asynchronous calls and scoring processes. Synchronous functions without processes run on the loop itself and block it.
@@ -19,6 +20,7 @@ from echo_bus.clock import Clock
 from echo_core.evaluation import EVALUATION
 from echo_runtime.notices import Notices
 from echo_schemas.records import Coordinates, Purpose, Reward, RewardOutcome, Trajectory
+from echo_streams.fuse import Fuse, NotCalled
 from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import CallTimedOut, Failure, ProcessDied, ScoringPool, described
@@ -57,12 +59,18 @@ class ScoringLimits:
     concurrency: int = 64
 
 
+def never() -> str:
+    """The `too_old` of a sample that is scored at any age."""
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgeable:
-    """A trajectory and its coordinates."""
+    """A trajectory and its coordinates. `too_old()`: why it is not to be scored any more; empty while it is."""
 
     trajectory: Trajectory
     at: Coordinates
+    too_old: Callable[[], str] = never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,38 +108,12 @@ _Call = Callable[[], Awaitable[list[Score] | Failure]]
 HandOn = Callable[[list[Reward]], Awaitable[object]]
 """Takes one function's rewards for a batch."""
 
-# After so many calls in a row that hung or died, the function is called only every `_TRY_EVERY_S`.
-_TRIPS = 8
-_TRY_EVERY_S = 10.0
+# A batch of slow calls takes minutes: what is done by then goes out so often.
+_HAND_ON_S = 0.5
 
 
-class NotCalled(Exception):
-    """The function was not called: its last calls hung or killed their process."""
-
-
-class _Fuse:
-    """Stops calling a function after `_TRIPS` calls in a row that hung or died, except for one trial call every `_TRY_EVERY_S`."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._num_ended = 0
-        self._try_at_s = 0.0
-
-    def require(self) -> None:
-        """Raise NotCalled unless the function may be called now."""
-        if self._num_ended < _TRIPS:
-            return
-        now_s = self._clock.monotonic_s()
-        if now_s < self._try_at_s:
-            raise NotCalled
-        self._try_at_s = now_s + _TRY_EVERY_S
-
-    def ended(self) -> None:
-        self._num_ended += 1
-        self._try_at_s = self._clock.monotonic_s() + _TRY_EVERY_S
-
-    def answered(self) -> None:
-        self._num_ended = 0
+class TooOld(Exception):
+    """The sample has grown too old while it waited for its turn."""
 
 
 class Scorer:
@@ -161,7 +143,7 @@ class Scorer:
         self._pool = pool
         self._notices = notices or Notices(clock)
         self._slots = {entry.name: asyncio.Semaphore(limits.concurrency) for entry in attached}
-        self._fuses = {entry.name: _Fuse(clock) for entry in attached}
+        self._fuses = {entry.name: Fuse(clock) for entry in attached}
         self._num_failed: dict[str, int] = {}
         self._outcomes = {
             (entry.name, outcome): metrics.outcomes.labels(entry.name, outcome.value) for entry in attached for outcome in RewardOutcome
@@ -171,7 +153,7 @@ class Scorer:
     async def score(self, batch: Sequence[Judgeable], hand_on: HandOn | None = None) -> list[Reward]:
         """One reward per trajectory and function that judges it. Raises nothing that a reward function raises.
 
-        With `hand_on`, each function's rewards go there when it is done with the batch, and do not wait for the others.
+        With `hand_on`, each function's rewards go there as they come, and do not wait for the others.
         """
         if self._choice is None:
             return await self._score(batch, self._attached, hand_on)
@@ -186,32 +168,48 @@ class Scorer:
 
     async def _score(self, batch: Sequence[Judgeable], attached: tuple[Attached, ...], hand_on: HandOn | None) -> list[Reward]:
         async def column(entry: Attached) -> list[Reward]:
-            rewards = await self._column(entry, batch)
+            rewards = await self._column(entry, batch, hand_on)
             if hand_on is None:
                 return rewards
-            await hand_on(rewards)
+            if rewards:
+                await hand_on(rewards)
             return []
 
         columns = await asyncio.gather(*(column(entry) for entry in attached))
         return [reward for row in zip(*columns, strict=True) for reward in row]
 
-    async def _column(self, entry: Attached, batch: Sequence[Judgeable]) -> list[Reward]:
-        """One function's rewards for all of `batch`. It gets its own copies of the samples, so it cannot change another function's."""
-        samples: list[ScoredSample] = []
+    async def _column(self, entry: Attached, batch: Sequence[Judgeable], hand_on: HandOn | None) -> list[Reward]:
+        """One function's rewards for `batch`, in its order, without those that `hand_on` has got. The function has its own copies of the
+        samples, so it cannot change another function's."""
+        samples: dict[int, ScoredSample] = {}
         judgements: dict[int, Judgement] = {}
         for position, item in enumerate(batch):
             try:
-                samples.append(sample_of(item.trajectory))
+                samples[position] = sample_of(item.trajectory)
             except (ValueError, RecursionError) as exc:
                 judgements[position] = Judgement(outcome=RewardOutcome.FAILED, error=described(exc))
-        if samples:
-            found = await self._judge(entry, samples)
-            readable = (position for position in range(len(batch)) if position not in judgements)
-            judgements |= dict(zip(list(readable), found, strict=True))
-        time_ms = self._clock.time_ms()
-        return [
-            self._reward(entry, judgements[position], Identity.of(item.trajectory), item.at, time_ms) for position, item in enumerate(batch)
-        ]
+
+        def rewards() -> list[Reward]:
+            time_ms, found = self._clock.time_ms(), [(batch[position], judgement) for position, judgement in sorted(judgements.items())]
+            judgements.clear()
+            return [self._reward(entry, judgement, Identity.of(item.trajectory), item.at, time_ms) for item, judgement in found]
+
+        async def judge(position: int, sample: ScoredSample) -> None:
+            judgements[position] = await self._judge_one(entry, sample, batch[position].too_old)
+
+        if not self._takes_turns(entry):
+            if samples:
+                judgements.update(zip(samples, await self.judge_together(entry, list(samples.values())), strict=True))
+            return rewards()
+        judging = asyncio.gather(*(judge(*each) for each in samples.items()))
+        try:
+            while hand_on is not None and (await asyncio.wait({judging}, timeout=_HAND_ON_S))[1]:
+                if judgements:
+                    await hand_on(rewards())
+            await judging
+        finally:
+            judging.cancel()
+        return rewards()
 
     def judge_now(self, entry: Attached, item: Judgeable) -> Judgement:
         """A synchronous function's result for one sample, computed in this call without a time limit."""
@@ -223,7 +221,11 @@ class Scorer:
 
     async def judge_together(self, entry: Attached, samples: list[ScoredSample]) -> list[Judgement]:
         """The results of a function of any kind for some samples, without records."""
-        return await self._judge(entry, samples)
+        if entry.function.kind is RewardKind.BATCH:
+            return await self._judge_batch(entry, samples)
+        if self._takes_turns(entry):
+            return list(await asyncio.gather(*(self._judge_one(entry, sample) for sample in samples)))
+        return [self._judge_inline(entry, sample) for sample in samples]
 
     def stale(self, identity: Identity, at: Coordinates, why: str) -> list[Reward]:
         """One `stale` reward per function for a training trajectory that is too old."""
@@ -247,13 +249,10 @@ class Scorer:
             del self._num_failed[name]
             self._notices.clear(f"reward {name}")
 
-    async def _judge(self, entry: Attached, samples: list[ScoredSample]) -> list[Judgement]:
+    def _takes_turns(self, entry: Attached) -> bool:
+        """Whether each sample is a call that waits for a slot or for a process."""
         kind = entry.function.kind
-        if kind is RewardKind.BATCH:
-            return await self._judge_batch(entry, samples)
-        if kind is RewardKind.ASYNC or self._pool is not None:
-            return list(await asyncio.gather(*(self._judge_one(entry, sample) for sample in samples)))
-        return [self._judge_inline(entry, sample) for sample in samples]
+        return kind is RewardKind.ASYNC or (kind is not RewardKind.BATCH and self._pool is not None)
 
     def _judge_inline(self, entry: Attached, sample: ScoredSample) -> Judgement:
         """The fast path, without awaiting."""
@@ -274,20 +273,20 @@ class Scorer:
             return Judgement(outcome=RewardOutcome.SCORED, value=score.value, components=score.components, seconds=seconds)
         return Judgement(outcome=RewardOutcome.FAILED, error=error)
 
-    async def _judge_one(self, entry: Attached, sample: ScoredSample) -> Judgement:
+    async def _judge_one(self, entry: Attached, sample: ScoredSample, too_old: Callable[[], str] = never) -> Judgement:
         """An asynchronous function, or a synchronous one in a process of its own."""
-        function, limit_s = entry.function, self._limit_s(entry)
+        function, limit_s, gate = entry.function, self._limit_s(entry), self._gate(entry, too_old)
         if function.kind is RewardKind.ASYNC:
-            return (await self._attempt(entry, 1, lambda: self._await(entry, sample, 0, limit_s)))[0]
+            return (await self._attempt(entry, 1, lambda: self._await(entry, sample, 0, limit_s, gate)))[0]
         pool = self._pool
         assert pool is not None, "inline functions are judged elsewhere"
-        return (await self._attempt(entry, 1, lambda: pool.call(function, sample, limit_s, self._gate(entry))))[0]
+        return (await self._attempt(entry, 1, lambda: pool.call(function, sample, limit_s, gate)))[0]
 
     async def _judge_batch(self, entry: Attached, samples: list[ScoredSample]) -> list[Judgement]:
         function, limit_s, count = entry.function, self._limit_s(entry), len(samples)
         pool = self._pool
         if inspect.iscoroutinefunction(function.call):
-            return await self._attempt(entry, count, lambda: self._await(entry, samples, count, limit_s))
+            return await self._attempt(entry, count, lambda: self._await(entry, samples, count, limit_s, self._gate(entry)))
         if pool is not None:
             return await self._attempt(entry, count, lambda: pool.call(function, samples, limit_s, self._gate(entry)))
 
@@ -296,10 +295,12 @@ class Scorer:
 
         return await self._attempt(entry, count, inline)
 
-    async def _await(self, entry: Attached, given: ScoredSample | list[ScoredSample], count: int, limit_s: float) -> list[Score] | Failure:
+    async def _await(
+        self, entry: Attached, given: ScoredSample | list[ScoredSample], count: int, limit_s: float, gate: Callable[[], object]
+    ) -> list[Score] | Failure:
         """`count` 0: one sample, one value. A TimeoutError of the function itself is an ordinary failure."""
         async with self._slots[entry.name]:
-            self._gate(entry)()
+            gate()
             try:
                 async with asyncio.timeout(limit_s) as limit:
                     returned = await entry.function.call(given)
@@ -315,9 +316,16 @@ class Scorer:
                 return Failure(described(exc))
         return scores_of(returned, count) if count else [score_of(returned)]
 
-    def _gate(self, entry: Attached) -> Callable[[], object]:
-        """The check before a call. A function with `at_timeout` expects some calls to hang, so it is always called."""
-        return self._fuses[entry.name].require if entry.function.at_timeout is None else lambda: None
+    def _gate(self, entry: Attached, too_old: Callable[[], str] = never) -> Callable[[], object]:
+        """The check before a call. The fuse of a function with `at_timeout`, which expects some calls to hang, is not asked."""
+
+        def gate() -> None:
+            if why := too_old():
+                raise TooOld(why)
+            if entry.function.at_timeout is None:
+                self._fuses[entry.name].require()
+
+        return gate
 
     async def _attempt(self, entry: Attached, count: int, call: _Call) -> list[Judgement]:
         """Try `call` until it returns `count` scores or the attempts are used up; a failure holds for all samples of the call."""
@@ -328,8 +336,10 @@ class Scorer:
             started_s = time.perf_counter()
             try:
                 answer = await call()
-            except NotCalled:
-                error = f"Not called: its last {_TRIPS} calls hung or killed their process. It is tried again every {_TRY_EVERY_S:g} s."
+            except TooOld as exc:
+                return [Judgement(outcome=RewardOutcome.STALE, error=str(exc))] * count
+            except NotCalled as exc:
+                error = str(exc)
                 break
             except CallTimedOut:
                 fuse.ended()

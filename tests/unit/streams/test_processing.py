@@ -132,6 +132,21 @@ def test_the_learners_version_is_asked_for_each_batch() -> None:
     assert outcomes == [RewardOutcome.SCORED, RewardOutcome.SCORED, RewardOutcome.STALE]
 
 
+def test_a_sample_that_has_grown_too_old_when_its_turn_comes_is_not_scored() -> None:
+    seen: list[str] = []
+
+    async def judge(given: ScoredSample) -> float:
+        seen.append(given.completion)
+        stage.learner_version = 8
+        return 1.0
+
+    stage = Stage(judge, learner_version=5)
+    batch = [trajectory(seq, version=version, completion=str(seq)) for seq, version in ((1, 5), (2, 5), (3, 6))]
+    found = rewards(stage.process(*(message(record, offset) for offset, record in enumerate(batch))))
+    assert [reward.outcome for reward in found] == [RewardOutcome.SCORED, RewardOutcome.STALE, RewardOutcome.SCORED]
+    assert (seen, found[1].error) == (["1", "3"], "Version 5 is too old for the learner's 8.")
+
+
 def test_where_the_learner_downweights_every_age_is_scored() -> None:
     stage = Stage(learner_version=100, drop_stale=False)
     (found,) = rewards(stage.process(message(trajectory(version=5), headers=None)))

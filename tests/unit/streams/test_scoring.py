@@ -259,6 +259,29 @@ def test_one_that_hangs_keeps_no_other_waiting() -> None:
     assert handed_on == ["healthy"]
 
 
+def test_the_first_rewards_of_a_batch_do_not_wait_for_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("echo_streams.scoring._HAND_ON_S", 0.01)
+    handed_on: list[list[int]] = []
+
+    async def run() -> None:
+        arrived = asyncio.Event()
+
+        async def last_waits(given: ScoredSample) -> float:
+            if given.completion == "2":
+                await arrived.wait()
+            return 1.0
+
+        async def hand_on(rewards: list[Any]) -> None:
+            handed_on.append([found.of.offset for found in rewards])
+            arrived.set()
+
+        async with asyncio.timeout(WAIT_S):
+            assert await scorer(attached(last_waits)).score(judgeable(3), hand_on) == []
+
+    asyncio.run(run())
+    assert handed_on == [[0, 1], [2]]
+
+
 def test_one_that_only_hangs_is_called_now_and_then() -> None:
     clock, calls = ManualClock(), 0
 
