@@ -2,8 +2,9 @@
 
     Faust agent ─▶ batches ─▶ process ─▶ send ─▶ wait for delivery ─▶ acknowledge ─▶ Faust commits
 
-An offset is acknowledged only after its rewards are delivered, so a crash at any point repeats work and loses none. After a rebalance,
-acknowledgements of the earlier generation are dropped: their partitions may belong to another member, or are read again here.
+An offset is acknowledged only after its rewards and those before it are delivered, so a crash at any point repeats work and loses none.
+After a rebalance, acknowledgements of the earlier generation are dropped: their partitions may belong to another member, or are read again
+here.
 
 Threads: everything here runs on the event loop of `run`; Faust's client fetches and sends heartbeats on a thread of its own.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +119,14 @@ class FaustMessage:
         return len(self._message.value or b"")
 
 
+@dataclass(slots=True, eq=False)
+class _Received:
+    """An event of Faust's, and whether its rewards are delivered."""
+
+    event: Any
+    is_done: bool = False
+
+
 class RewardApp:
     """One run of a Faust app. Made and run on one event loop, once."""
 
@@ -126,7 +136,9 @@ class RewardApp:
         self._metrics = metrics
         self._places = places
         self._clock = clock
-        self._batcher: Batcher[Any] = Batcher(self._handle, places=places)
+        self._batcher: Batcher[_Received] = Batcher(self._handle, places=places)
+        # By partition, in the order of their offsets, from the first one that is not acknowledged on.
+        self._received: defaultdict[int, deque[_Received]] = defaultdict(deque)
         self._draining = False
         self._done: dict[int, int] = {}
         self.num_done = 0
@@ -182,7 +194,9 @@ class RewardApp:
         """
         async for event in stream.channel:
             if not self._draining and event.message.generation_id == self._app.consumer_generation_id:
-                await self._batcher.put(event)
+                received = _Received(event)
+                self._received[event.message.partition].append(received)
+                await self._batcher.put(received)
 
     def committed(self, partition: int) -> int | None:
         """The group's committed offset of `partition`; None if the partition is not assigned to this member."""
@@ -202,7 +216,7 @@ class RewardApp:
         write = self._app.producer.send
         return [await write(answer.topic, answer.key, answer.value, answer.partition, None, answer.headers) for answer in answers]
 
-    async def _handle(self, batch: list[Any]) -> None:
+    async def _handle(self, batch: list[_Received]) -> None:
         """Score one batch, deliver the rewards, and only then acknowledge it."""
         # Batches overlap while they wait, so each counts by its share; batches of inline rewards do not overlap.
         share = len(batch) / MAX_IN_FLIGHT
@@ -214,7 +228,7 @@ class RewardApp:
             async def send(answers: list[Outgoing]) -> None:
                 deliveries.extend(await self._begin(answers))
 
-            await send(await self._process([FaustMessage(event.message) for event in batch], send))
+            await send(await self._process([FaustMessage(received.event.message) for received in batch], send))
             scored_s = self._clock.monotonic_s()
             self._places.add(Place.REWARD, Use.BUSY, (scored_s - started_s) * (1 if self._options.inline else share))
             if deliveries:
@@ -222,15 +236,24 @@ class RewardApp:
                 self._places.add(Place.REWARD, Use.BLOCKED, (self._clock.monotonic_s() - scored_s) * share)
         finally:
             self._metrics.in_flight.dec(len(batch))
-        generation = self._app.consumer_generation_id
-        for event in batch:
-            message = event.message
-            if message.generation_id == generation:
-                event.ack()
-                self._done[message.partition] = max(self._done.get(message.partition, -1), message.offset)
+        self._acknowledge(batch)
         self.num_done += len(batch)
         self._metrics.trajectories.inc(len(batch))
         self._metrics.batches.inc()
+
+    def _acknowledge(self, batch: list[_Received]) -> None:
+        """Acknowledge what is done, each partition in the order of its offsets: a batch may overtake another, and Faust then commits beyond
+        the messages of that one if nothing was committed before, or if it is only one message."""
+        generation = self._app.consumer_generation_id
+        for received in batch:
+            received.is_done = True
+        for partition in {received.event.message.partition for received in batch}:
+            waiting = self._received[partition]
+            while waiting and (waiting[0].is_done or waiting[0].event.message.generation_id != generation):
+                event = waiting.popleft().event
+                if event.message.generation_id == generation:
+                    event.ack()
+                    self._done[partition] = event.message.offset
 
     def _raise_failure(self) -> None:
         if self._batcher.failure is not None:
@@ -266,6 +289,9 @@ class RewardApp:
         assigned = consumer.assignment()
         self._metrics.partitions.set(len(assigned))
         if assigned != self._assigned:
+            for tp in (self._assigned or set()) - assigned:
+                self._done.pop(tp.partition, None)
+                self._metrics.lag.remove(str(tp.partition))
             self._assigned = set(assigned)
             logger.info(
                 "Reading %s", ", ".join(f"{tp.topic}[{tp.partition}]" for tp in sorted(assigned)) or "no partition: others have them all"

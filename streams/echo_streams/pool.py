@@ -185,19 +185,20 @@ class _Process:
     async def start(self) -> None:
         # Spawned, not forked: a fork of a process with threads may copy held locks.
         executor = ProcessPoolExecutor(1, mp_context=mp.get_context("spawn"), initializer=begin_process, initargs=(self._memory_mb,))
-        loaded = asyncio.wrap_future(executor.submit(_load, self._origins))
+        self._executor, self._pid = executor, 0
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                answer = await loaded
+                # First its number, so that it can be ended while it imports: at its end this process waits for those that it started.
+                self._pid = await asyncio.wrap_future(executor.submit(os.getpid))
+                refused = await asyncio.wrap_future(executor.submit(_load, self._origins))
         except (TimeoutError, BrokenProcessPool) as exc:
-            executor.shutdown(wait=False, cancel_futures=True)
+            self.kill()
             raise UserError(
                 f"A scoring process did not start ({type(exc).__name__}).", hint="Does importing the reward's module end the process?"
             ) from exc
-        if isinstance(answer, str):
-            executor.shutdown(wait=False, cancel_futures=True)
-            raise UserError(f"A scoring process cannot import its rewards: {answer}")
-        self._executor, self._pid = executor, answer
+        if refused:
+            self.kill()
+            raise UserError(f"A scoring process cannot import its rewards: {refused}")
 
     async def run(self, function: RewardFunction, given: Any) -> list[Score] | Failure:
         assert self._executor is not None, "started above"
@@ -207,8 +208,9 @@ class _Process:
         if self._executor is None:
             return
         executor, self._executor = self._executor, None
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
         executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -278,7 +280,8 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _load(origins: Sequence[str]) -> int | str:
+def _load(origins: Sequence[str]) -> str:
+    """Import the functions; returns why that is not possible, or nothing."""
     from echo_tasks.catalogue import load_reward
 
     try:
@@ -288,7 +291,7 @@ def _load(origins: Sequence[str]) -> int | str:
         return str(exc)
     except MemoryError:
         return "its module needs more memory than [scoring] memory_mb gives it."
-    return os.getpid()
+    return ""
 
 
 def _run(origin: str, kind: RewardKind, given: Any) -> list[Score] | Failure:

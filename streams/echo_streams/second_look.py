@@ -63,6 +63,8 @@ class SecondLook:
                 await self.look()
             except TransportError as exc:
                 logger.warning("Trajectories without a reward could not be read again: %s", exc)
+            except Exception:  # the edge of the task: nobody waits for it, and the learner names the trajectories again
+                logger.exception("Trajectories without a reward could not be scored again")
 
     async def look(self) -> None:
         """Score the named trajectories of our partitions that were not scored again within the last minute. Raises TransportError."""

@@ -67,6 +67,7 @@ class FakeFaust:
     def __post_init__(self) -> None:
         self.arrived = asyncio.Event()
         self.producer = self.consumer = self.channel = self
+        self.assigned: set[Any] = {SimpleTP(TOPIC, 0)}
 
     def topic(self, name: str, **_: Any) -> str:
         return name
@@ -115,7 +116,7 @@ class FakeFaust:
         self.trace.append(f"commit {[event.offset for event in self.events if event.acked]}")
 
     def assignment(self) -> set[Any]:
-        return {SimpleTP(TOPIC, 0)}
+        return self.assigned
 
     def highwater(self, _: Any) -> int:
         return 10
@@ -172,6 +173,27 @@ def test_a_message_is_acknowledged_after_its_answer_is_delivered_and_not_before(
         assert stage.faust.sent[1] == ("unit.rewards", b"k", b"reward", 0, None, [("n", b"1")])
         assert sample(stage.metrics, "echo_streams_trajectories_total") == 3
         assert sample(stage.metrics, "echo_streams_in_flight") == 0
+
+    asyncio.run(run())
+
+
+def test_a_message_is_acknowledged_after_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faust would commit behind a message whose answer is delivered first, and a crash would then lose those before it."""
+
+    async def run() -> None:
+        stage = Stage(monkeypatch)
+        for offset in range(3):
+            stage.faust.arrive(Event(offset))
+            await stage.until(lambda: len(stage.faust.undelivered) == offset + 1, "an answer on its way")  # noqa: B023  called within the round
+        first, second, third = stage.faust.undelivered
+        second.set_result(None)
+        await stage.until(lambda: sample(stage.metrics, "echo_streams_trajectories_total") == 1, "the second answer to be delivered")
+        assert not any(event.acked for event in stage.faust.events)
+        first.set_result(None)
+        await stage.until(lambda: [event.acked for event in stage.faust.events] == [True, True, False], "two acknowledgements")
+        third.set_result(None)
+        await stage.until(lambda: stage.faust.events[2].acked, "the third acknowledgement")
+        await stage.end()
 
     asyncio.run(run())
 
@@ -297,11 +319,16 @@ def test_partitions_and_lag_are_measured(monkeypatch: pytest.MonkeyPatch, caplog
         stage.faust.deliver()
         await stage.until(lambda: sample(stage.metrics, "echo_streams_lag", partition="0") == 3, "the lag behind offset 10")
         assert sample(stage.metrics, "echo_streams_partitions_assigned") == 1
+        stage.faust.assigned = set()
+        await stage.until(lambda: sample(stage.metrics, "echo_streams_lag", partition="0") == 0, "another member's lag to be told no more")
         await stage.end()
 
     with caplog.at_level("INFO", "echo_streams.faust_app"):
         asyncio.run(run())
-    assert [record.getMessage() for record in caplog.records if record.getMessage().startswith("Reading")] == [f"Reading {TOPIC}[0]"]
+    assert [record.getMessage() for record in caplog.records if record.getMessage().startswith("Reading")] == [
+        f"Reading {TOPIC}[0]",
+        "Reading no partition: others have them all",
+    ]
 
 
 @pytest.mark.parametrize("headers", [[("a", b"1")], {"a": b"1"}, None])

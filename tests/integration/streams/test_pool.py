@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -215,6 +216,22 @@ def test_a_module_that_ends_the_process_on_import_is_refused_at_the_start(functi
             await ScoringPool([function], num_processes=1, metrics=StreamsMetrics()).start()
 
     play(run())
+
+
+def test_a_process_that_never_ends_its_import_is_ended(functions: Callable[[str], RewardFunction], monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it stayed, this process could not end: Python waits for it."""
+    function, before = functions("mixed"), set(multiprocessing.active_children())
+    Path("functions_of_pool.py").write_text("import time\n\ntime.sleep(3600)\n", encoding="utf-8")
+    monkeypatch.setattr("echo_streams.pool.START_TIMEOUT_S", 4.0)
+
+    async def run() -> None:
+        with pytest.raises(UserError, match=r"did not start \(TimeoutError\)"):
+            await ScoringPool([function], num_processes=1, metrics=StreamsMetrics()).start()
+
+    play(run())
+    deadline = Deadline.after(WAIT_S)
+    while set(multiprocessing.active_children()) - before:
+        assert not deadline.expired(), "waited for the scoring process to end"
 
 
 @pytest.mark.usefixtures("functions")

@@ -11,12 +11,15 @@ import pytest
 pytest.importorskip("torch", reason="the pipeline's learner is torch's neighbour: install the extra 'learner'")
 
 from echo_bus.clock import ManualClock
+from echo_bus.errors import DeadlineExceeded
 from echo_schemas.records import Coordinates, MissingRewards
 from echo_streams.processing import Outgoing
 from echo_streams.scoring import Judgeable
 from echo_streams.second_look import LookingParts, SecondLook, read_again
 from tests.unit.core.records import trajectory
 from tests.unit.learner.pipeline import Pipeline
+
+WAIT_S = 60.0
 
 
 def places(*offsets: int, partition: int = 0) -> tuple[Coordinates, ...]:
@@ -34,6 +37,7 @@ class Stage:
         self.named: MissingRewards | None = None
         self.read: list[Coordinates] = []
         self.sent: list[Outgoing] = []
+        self.failures: list[Exception] = []
         self.clock = ManualClock()
         self.second_look = SecondLook(
             LookingParts(
@@ -55,6 +59,8 @@ class Stage:
         return [Outgoing("rewards", item.at.partition, b"key", b"reward", []) for item in items]
 
     async def _send(self, answers: list[Outgoing]) -> None:
+        if self.failures:
+            raise self.failures.pop(0)
         self.sent += answers
 
     def look(self, named: MissingRewards | None) -> list[Coordinates]:
@@ -71,6 +77,29 @@ def test_what_is_done_and_without_a_reward_is_judged_again_once_a_minute() -> No
     assert stage.look(missing(*places(3, 4, 9))) == list(places(4))
     stage.clock.advance(60.0)
     assert stage.look(missing(*places(3))) == list(places(3))
+
+
+def test_a_look_that_fails_is_told_and_is_not_the_last(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("echo_streams.second_look._LOOK_EVERY_S", 0.0)
+    stage = Stage()
+    stage.failures = [RuntimeError("The producer has not started."), DeadlineExceeded("The log is silent.")]
+
+    async def run() -> None:
+        running = asyncio.create_task(stage.second_look.run())
+        async with asyncio.timeout(WAIT_S):
+            for where in places(3, 4, 5):
+                stage.named = missing(where)
+                while where not in stage.read and not running.done():
+                    await asyncio.sleep(0)
+            while not stage.sent and not running.done():
+                await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(run())
+    assert stage.read == list(places(3, 4, 5))
+    assert len(stage.sent) == 1
+    assert "could not be scored again" in caplog.text
+    assert "The log is silent." in caplog.text
 
 
 def test_rewards_of_other_applications_are_left_to_them() -> None:
