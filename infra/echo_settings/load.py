@@ -67,7 +67,7 @@ def _read(path: Path | None) -> dict[str, Any]:
     except FileNotFoundError:
         raise UserError(f"There is no configuration file {path}.", hint="Name one with --config FILE.") from None
     except (OSError, UnicodeDecodeError) as exc:
-        raise UserError(f"The configuration file {path} cannot be read: {exc}.") from exc
+        raise UserError(f"The configuration file {path} cannot be read: {getattr(exc, 'strerror', exc)}.") from exc
     except tomllib.TOMLDecodeError as exc:
         raise UserError(f"{path} is not valid TOML: {exc}.") from exc
     except RecursionError as exc:

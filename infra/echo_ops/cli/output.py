@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import IntEnum
-from pathlib import Path
 
 from rich.console import Console
+
+_log = logging.getLogger(__name__)
 
 # Without emoji: `version:100:` is a version.
 out = Console(highlight=False, soft_wrap=True, emoji=False)
@@ -36,13 +38,21 @@ def fail(message: str, hint: str = "", code: int = ExitCode.FAILED) -> None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Print an error of the project as one sentence and exit. Any other error is a bug and keeps its traceback."""
+    """Print an error of the project, or a file that the system refuses, as one sentence and exit. Any other error is a bug and keeps its
+    traceback.
+    """
     from echo_schemas.errors import EchoError, UserError
 
     try:
         yield
     except EchoError as exc:
         fail(exc.message, exc.hint, ExitCode.USAGE if isinstance(exc, UserError) else ExitCode.FAILED)
+    except OSError as exc:
+        if exc.filename is None or exc.strerror is None:
+            raise
+        # In the log of a role; a command without a log shows the sentence alone.
+        _log.info("The system refuses a file", exc_info=True)
+        fail(f"{exc.filename} cannot be read or written: {exc.strerror}.", "Name another file or folder.", ExitCode.USAGE)
     except KeyboardInterrupt:
         sys.exit(130)
 
@@ -57,16 +67,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """A line for each row, with columns as wide as their longest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
-def write_page(path: Path, content: str) -> None:
-    """Raises UserError where the file cannot be written."""
-    from echo_schemas.errors import UserError
-
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as exc:
-        raise UserError(f"The page {path} cannot be written: {exc.strerror}.", hint="Name a file in a folder that exists.") from exc
 
 
 def shown_time(time_ms: int) -> str:

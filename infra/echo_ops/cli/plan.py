@@ -16,7 +16,7 @@ from echo_core.capacity.activation import Candidate, total_rate
 from echo_core.capacity.overlap import Demand
 from echo_core.capacity.provisioning import Limits, Provision, advice, provision
 from echo_ops.cli.options import Page
-from echo_ops.cli.output import ExitCode, aligned, out, write_page
+from echo_ops.cli.output import ExitCode, aligned, out
 from echo_ops.measured_run import AccuracyCurve, MeasuredRun, read_measured_run
 from echo_ops.plan_page import MOST_LEVELS, accuracy_rows, accuracy_words, number, plan_page
 from echo_schemas.errors import UserError
@@ -71,7 +71,7 @@ def plan(
         for each in _budgets(budget)
     ]
     if page is not None:
-        write_page(page, plan_page(demand, plans, measured, columns=_HEADS, rows=[_row(each) for each in plans]))
+        page.write_text(plan_page(demand, plans, measured, columns=_HEADS, rows=[_row(each) for each in plans]), encoding="utf-8")
     if as_json:
         sys.stdout.write(json.dumps(as_plain(demand, candidates, plans, measured), indent=1, ensure_ascii=False) + "\n")
     else:

@@ -51,7 +51,9 @@ def retrain(
         typer.Option("--rewards", metavar="NAME=WEIGHT", help="Train on these rewards only, instead of the run's own. Repeatable."),
     ] = None,
     prompts: Annotated[int, typer.Option(min=0, help="With --rewards: held-out prompts to evaluate on; 0: none.")] = 64,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result of each version there.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the result of each version there.")
+    ] = None,
 ) -> None:
     """Train the versions again and compare each. Under the run's own rewards, exits 4 if one differs."""
     wanted, terms = parse_versions(version), parse_terms(rewards or ())

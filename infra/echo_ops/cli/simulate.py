@@ -14,7 +14,7 @@ import typer
 from echo_core.simulation.fleet import simulate as simulated
 from echo_core.simulation.scenario import Scenario
 from echo_ops.cli.options import Page
-from echo_ops.cli.output import aligned, out, write_page
+from echo_ops.cli.output import aligned, out
 from echo_ops.simulation.compare import COLUMNS, Compared, compare, compare_page, plain, rows
 from echo_ops.simulation.figures import as_plain, table
 from echo_ops.simulation.file import read_scenario
@@ -52,7 +52,7 @@ def simulate(
     with seldom_collected():
         outcome = simulated(scenario)
     if page is not None:
-        write_page(page, scenario_page(file.stem, scenario, outcome))
+        page.write_text(scenario_page(file.stem, scenario, outcome), encoding="utf-8")
     if as_json:
         sys.stdout.write(json.dumps(as_plain(scenario, outcome), indent=1) + "\n")
     else:
@@ -68,7 +68,7 @@ def _compare(name: str, scenario: Scenario, compared: Compared, *, as_json: bool
     with seldom_collected():
         found = compare(scenario, compared)
     if page is not None:
-        write_page(page, compare_page(name, compared, found))
+        page.write_text(compare_page(name, compared, found), encoding="utf-8")
     if as_json:
         sys.stdout.write(json.dumps(plain(found), indent=1) + "\n")
     else:
@@ -79,7 +79,7 @@ def _simulate_paper(*, as_json: bool, page: Path | None) -> None:
     with seldom_collected():
         found = reproduce(paper_scenario())
     if page is not None:
-        write_page(page, paper_page(found))
+        page.write_text(paper_page(found), encoding="utf-8")
     if as_json:
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return

@@ -58,10 +58,11 @@ logger = logging.getLogger(__name__)
 
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of a live screen; always so if the output is no terminal.")]
 SummaryFile = Annotated[
-    Path | None, typer.Option("--summary", metavar="FILE", help="Write the run's numbers there as JSON, not into the run's folder.")
+    Path | None,
+    typer.Option("--summary", metavar="FILE", dir_okay=False, help="Write the run's numbers there as JSON, not into the run's folder."),
 ]
 ReportFile = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE.html", help="Write the report there, not into the run's folder.")
+    Path | None, typer.Option("--report", metavar="FILE.html", dir_okay=False, help="Write the report there, not into the run's folder.")
 ]
 Steps = Annotated[int | None, typer.Option(min=0, help="Training steps instead of the file's; 0: until stopped.")]
 

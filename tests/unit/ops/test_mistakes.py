@@ -66,12 +66,34 @@ def refused(*words: str) -> str:
         ("runs archive demo --weights none", "'none' is not one of", "--help"),
         ("schemas register", "No registry is configured", "[registry] url"),
         ("tail trajectories --last -5", "Invalid value for '--last'", "--help"),
+        ("up --report .", "File '.' is a directory", "--help"),
+        ("demo --summary .", "File '.' is a directory", "--help"),
+        ("audit --json .", "File '.' is a directory", "--help"),
+        ("check --config .", "The configuration file . cannot be read: Is a directory.", ""),
+        (
+            "reward new none/my_rewards.py:brevity",
+            "none/my_rewards.py cannot be read or written: No such file or directory.",
+            "Name another",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence_and_what_to_do(words: str, says: str, hint: str) -> None:
     said = refused(*words.split())
     assert says in said
     assert hint in said
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(here: Path) -> None:
+    (here / "runs").write_text("")
+    assert "cannot be read or written: Not a directory." in refused("demo", "--new")
+
+
+def test_an_error_of_the_system_without_a_file_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_config: Path | None) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("echo_ops.cli.acls.read_settings", broken)
+    assert isinstance(CliRunner().invoke(app, ["acls", "render"]).exception, TimeoutError)
 
 
 def test_a_key_speaks_for_somebody() -> None:
