@@ -18,11 +18,11 @@ from echo_replay.books import SecondLook, close_books, samples_of
 from echo_replay.lineage import check_chain, check_requests, check_seqs
 from echo_replay.published import check_blobs, check_staleness, check_tags, check_versions
 from echo_replay.raw_log import RawLog
-from echo_replay.run_log import RunLog, read_ancestors, read_rest, read_steps
+from echo_replay.run_log import RunLog, read_ancestors, read_rest, read_steps, unknown_run
 from echo_replay.signed import SignatureCheck, check_rewards
 from echo_replay.trajectory_index import TrajectoryIndex, index_trajectories
 from echo_replay.verdicts import AuditReport
-from echo_schemas.errors import InvalidRecord, UserError
+from echo_schemas.errors import InvalidRecord
 from echo_schemas.topics import TRAJECTORIES
 
 logger = logging.getLogger(__name__)
@@ -36,9 +36,7 @@ def audit_run(bus: Bus, run_id: str) -> AuditReport:
     read_steps(bus, log)
     with closing(read_rest(bus, log)) as drops:
         if not log.has_begun:
-            raise UserError(
-                f"The namespace {bus.namespace.name!r} knows no run {run_id!r}.", hint="`echoswarm tail runs --all-runs` shows its runs."
-            )
+            raise unknown_run(bus, run_id)
         read_ancestors(bus, log)
         reading_s = bus.clock.monotonic_s()
         with RawLog(bus, bus.namespace.topic(TRAJECTORIES)) as trajectories:

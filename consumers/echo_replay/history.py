@@ -33,10 +33,9 @@ from echo_replay.fates import BookEntry, Dropped, Fates
 from echo_replay.ranges import Piece, ReadingPlan, plan_ranges
 from echo_replay.raw_log import WHOLE, RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
-from echo_replay.run_log import DropsFollower, RunLog, StepsFollower, high_watermarks, read_dead_letters, read_manifests
+from echo_replay.run_log import DropsFollower, RunLog, StepsFollower, high_watermarks, read_dead_letters, read_manifests, unknown_run
 from echo_replay.selection import Fate, Groups, Offsets, Selection, Steps
 from echo_replay.sieve import Sieve
-from echo_schemas.errors import UserError
 from echo_schemas.records import Coordinates, Drop, Run, Trajectory
 from echo_schemas.topics import DROPS, REWARDS, RUNS, TRAJECTORIES, WEIGHTS
 
@@ -180,10 +179,7 @@ class History:
             self.notes.append("a publication is going on: the newest version may be missing")
         self.log.runs += self.bus.newest(RUNS, Run, only=self.run_id).values()
         if not self.log.has_begun:
-            raise UserError(
-                f"The namespace {self.bus.namespace.name!r} knows no run {self.run_id!r}.",
-                hint="`echoswarm tail runs --all-runs` shows its runs.",
-            )
+            raise unknown_run(self.bus, self.run_id)
         read_dead_letters(self.bus, self.log)
         self.fates.add_dead([*self.log.dead, *self.log.refused])
         self._note_gaps()

@@ -22,7 +22,7 @@ from echo_bus.message import LazyHeaders, Message
 from echo_bus.reading.reader import Isolation, LogReader
 from echo_replay.raw_log import RawLog
 from echo_replay.steps import Step, step_of
-from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
 from echo_schemas.records import (
     Coordinates,
     Drop,
@@ -48,6 +48,10 @@ _READ_AT_ONCE = 1_000
 _REFUSED = frozenset(reason.value.encode() for reason in (InvalidReason.NOT_ASKED, InvalidReason.BAD_SIGNATURE))
 # An audit never stops at an invalid message: it counts the message, and the promise stays unproved.
 _ANY_NUMBER = DeadLetterLimits(stop_after=0)
+
+
+# Of an unknown run's namespace, in the error.
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,3 +311,15 @@ def high_watermarks(bus: Bus, topics: Sequence[Topic]) -> Goal:
     """The topics' ends, open transactions included."""
     with closing(bus.look(topics, isolation=Isolation.UNCOMMITTED)) as reader:
         return {place: end for place, (_, end) in reader.bounds().items()}
+
+
+def unknown_run(bus: Bus, run_id: str) -> UserError:
+    """The error of a command about a run that the namespace does not have; it names the newest that it has. Raises TransportError."""
+    runs = sorted(replace(bus, run_id=None).newest(RUNS, Run).values(), key=lambda run: -run.created_ms)
+    named = ", ".join(run.run_id for run in runs[:_MOST_NAMED])
+    return UserError(
+        f"The namespace {bus.namespace.name!r} knows no run {run_id!r}.",
+        hint=f"Its newest: {named}. Name one of them, or the run's file with --config."
+        if runs
+        else "No run was ever accepted there. Is it the Kafka of the run? `echoswarm doctor` says which one was asked.",
+    )

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from echo_bus.bus import Bus
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config
 from echo_ops.cli.output import ExitCode, err, out
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import SENTENCES, AuditReport, Finding, Verdict
-from echo_schemas.errors import UserError
-from echo_schemas.records import Run
-from echo_schemas.topics import RUNS
 
 _STYLES = {Verdict.PROVED: "green", Verdict.UNPROVED: "yellow", Verdict.BROKEN: "bold red"}
 _CODES = {Verdict.PROVED: 0, Verdict.UNPROVED: ExitCode.UNPROVED, Verdict.BROKEN: ExitCode.BROKEN}
@@ -31,7 +23,7 @@ _CODES = {Verdict.PROVED: 0, Verdict.UNPROVED: ExitCode.UNPROVED, Verdict.BROKEN
 def audit(
     config: Config = None,
     run: Annotated[list[str] | None, typer.Option("--run", metavar="NAME", help="A run of the namespace; repeatable.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all findings there.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write all findings there.")] = None,
     allow_unproved: Annotated[
         bool, typer.Option("--allow-unproved", help="Exit 0 also where retention has removed what a proof needs.")
     ] = False,
@@ -39,11 +31,7 @@ def audit(
     """Audit the run of the configuration, or each of `run`; ends the process with the worst verdict's code."""
     settings = read_settings(config)
     bus = reach_bus(settings)
-    known = known_runs(bus)
-    wanted = run or [settings.run.name]
-    for name in wanted:
-        check_known(name, known, bus)
-    reports = [audit_run(bus, name) for name in wanted]
+    reports = [audit_run(bus, name) for name in run or [settings.run.name]]
     for report in reports:
         show(report)
     if json_file is not None:
@@ -52,19 +40,6 @@ def audit(
     code = 0 if allow_unproved and worst is Verdict.UNPROVED else _CODES[worst]
     if code:
         sys.exit(code)
-
-
-def known_runs(bus: Bus) -> tuple[str, ...]:
-    """The runs that have a record in the topic `runs`."""
-    with closing(replace(bus, run_id=None).view(RUNS, Run)) as view:
-        return tuple(sorted(view.items()))
-
-
-def check_known(name: str, known: Sequence[str], bus: Bus) -> None:
-    """Raise UserError for an unknown name that is close to a known run, and name that run."""
-    near = get_close_matches(name, known, n=1)
-    if name not in known and near:
-        raise UserError(f"The namespace {bus.namespace.name!r} knows no run {name!r}.", hint=f"Did you mean {near[0]!r}?")
 
 
 def show(report: AuditReport) -> None:

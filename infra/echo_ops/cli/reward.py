@@ -28,9 +28,10 @@ from echo_ops.rewards.template import write_template
 from echo_ops.rewards.trial import Trial, recent_trajectories, try_reward
 from echo_ops.rewards.watch import OWN_APPLICATION, Heard, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
 from echo_ops.rewards.weights import Missing, full_name, listed, parse_missing, parse_weight, policy_of, terms_in_force, with_weight
+from echo_replay.run_log import unknown_run
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, Progress, Reward, RewardAttachment, RewardControl, RewardTerm
-from echo_schemas.topics import PROGRESS, attachment_key
+from echo_schemas.records import Control, Progress, Reward, RewardAttachment, RewardControl, RewardTerm, Run
+from echo_schemas.topics import PROGRESS, RUNS, attachment_key
 from echo_settings import Settings
 from echo_streams.run import attach as load_attached
 
@@ -191,10 +192,12 @@ def attach_order(settings: Settings, bus: Bus, now: RunNow, attachment: RewardAt
 
 
 def run_now(settings: Settings, bus: Bus) -> RunNow:
-    """The state of the run. Raises TransportError."""
+    """The state of the run. Raises UserError for a run that was never accepted; TransportError."""
     run_id = settings.run.name
     tip = read_tip(bus, run_id)
     progress = bus.newest(PROGRESS, Progress).get(run_id)
+    if tip.report is None and progress is None and not bus.newest(RUNS, Run, only=run_id):
+        raise unknown_run(bus, run_id)
     version = tip.version if progress is None else max(tip.version, progress.version)
     with closing(bus.orders()) as view:
         orders = view.items()

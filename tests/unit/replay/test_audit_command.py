@@ -90,8 +90,10 @@ def test_the_worst_of_several_runs_decides(run_audit: Command, sound: SoundRun, 
     assert run_audit(copy, "demo", "empty") == ExitCode.BROKEN
 
 
-def test_a_name_that_is_nearly_a_runs(run_audit: Command, sound: SoundRun) -> None:
-    with pytest.raises(UserError, match="Did you mean 'demo'"):
-        run_audit(sound.pipeline, "demos")
-    with pytest.raises(UserError, match="knows no run 'quite-another'"):
-        run_audit(sound.pipeline, "quite-another")
+def test_of_an_unknown_name_the_error_names_the_runs_that_there_are(run_audit: Command, sound: SoundRun, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="knows no run 'demos'") as refused:
+        run_audit(sound.pipeline, "demo", "demos")
+    assert refused.value.hint.startswith("Its newest: demo.")
+    with pytest.raises(UserError, match="knows no run 'demo'") as refused:
+        run_audit(Pipeline(tmp_path))
+    assert "No run was ever accepted there" in refused.value.hint

@@ -17,7 +17,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 import echo_ops.cli.rescore as rescore_command
 from echo_bus.clock import Deadline
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
-from echo_ops.cli.reward import refuse_unscored
+from echo_ops.cli.reward import refuse_unscored, run_now
 from echo_ops.rewards.watch import ScorerWatch
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
 from echo_replay.rescoring.inside import Answers, unpack_answers
@@ -33,7 +33,7 @@ from echo_tasks.rewards import RewardResult, ScoredSample, reward
 from tests.unit.core.records import at, trajectory
 from tests.unit.core.records import reward as reward_of
 from tests.unit.learner.pipeline import Pipeline
-from tests.unit.replay.forged import SoundRun
+from tests.unit.replay.forged import STEPS_TRAINED, SoundRun
 from tests.unit.replay.inline_team import InlineTeam
 
 HERE = __name__
@@ -268,3 +268,11 @@ def test_answers_come_whole_or_later() -> None:
 def _record() -> tuple[Item, bytes]:
     item = Item(where=at(1), identity=Identity.of(trajectory(1)), value=b"", compared=0.0)
     return item, lock_file_codec().encode(reward_of(at(1), name="n", application="t"))
+
+
+def test_a_run_that_was_never_accepted_gets_no_order(copy: Pipeline) -> None:
+    settings = copy.settings()
+    assert run_now(settings, copy.bus).version == STEPS_TRAINED
+    other = settings.model_copy(update={"run": settings.run.model_copy(update={"name": "other"})})
+    with pytest.raises(UserError, match="knows no run 'other'"):
+        run_now(other, replace(copy.bus, run_id="other"))
