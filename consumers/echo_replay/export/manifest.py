@@ -102,7 +102,10 @@ def write_manifest(home: Path, manifest: ExportManifest) -> None:
 
 
 def open_export(export: Path, run_id: str = "") -> tuple[Path, ExportManifest]:
-    """A run's folder and manifest; without a name, of the only run. Raises UserError."""
+    """A run's folder and manifest; without a name, of the only run. `export` may be the run's folder itself. Raises UserError."""
+    here = export.absolute()
+    if not run_id and here.name.startswith("run=") and (here / NAME).is_file():
+        export, run_id = here.parent, here.name.removeprefix("run=")
     runs = sorted(path.parent.name.removeprefix("run=") for path in export.glob(f"run=*/{NAME}"))
     if not runs:
         raise UserError(f"{export} holds no export.", hint=f"Make one: echoswarm export --to {export}.")

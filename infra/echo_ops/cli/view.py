@@ -32,6 +32,8 @@ def view(
     """Serve the viewer and print its address. `what` is a folder of an export, or a run; empty: `run`, or the configured one."""
     drawings = Drawings.parse(draw or ())
     export = Path(what) if what and Path(what).is_dir() else None
+    if export is None and "/" in what:
+        raise UserError(f"There is no folder {what}.", hint="Name a folder of `echoswarm export`, or a run of the namespace.")
     if what and (demo or (run and export is None)):
         raise UserError(f"{what} and {'--demo' if demo else '--run'} contradict each other.", hint="Leave one of them out.")
     pieces: Pieces | None = None

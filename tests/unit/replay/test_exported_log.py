@@ -143,6 +143,11 @@ def test_an_export_of_an_earlier_release_says_what_is_missing_and_an_export_adds
     assert told(bus_of(*open_export(copied)), Selection()) == told(sound.pipeline.bus, Selection())
 
 
+def test_the_folder_of_the_run_in_an_export_is_the_export_too(folder: Path) -> None:
+    home, manifest = open_export(folder / f"run={DEMO}")
+    assert (home, manifest.run_id) == (folder / f"run={DEMO}", DEMO)
+
+
 def test_scores_of_a_rescore_are_no_run(copied: Path) -> None:
     changed(copied, lambda content: content.update(rescored=["brevity", "1"]))
     with pytest.raises(UserError, match="holds the scores of 'brevity' from a rescore"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -203,6 +205,16 @@ def test_a_question_is_answered_and_one_that_writes_or_does_not_end_is_not(demo:
     assert "more than 10 trajectories" in demo.get("sql", question="select 1", step="1")[1]["error"]
 
 
+def test_every_example_of_a_question_is_answered_whatever_the_rewards_are_called(demo: Demo) -> None:
+    pytest.importorskip("duckdb", reason="questions are answered by DuckDB: install the extra 'analysis'")
+    script = resources.files("echo_ops.viewer").joinpath("static/search.js").read_text(encoding="utf-8")
+    examples = re.findall(r'\["([^"]+)", "((?:select|describe) [^"]+)"\]', script)
+    assert len(examples) == script.partition("const QUESTIONS")[2].partition("];")[0].count("\n  [")
+    for label, question in examples:
+        assert demo.page("sql", question=question, step="1..20")["rows"], label
+        assert "reward_" not in question, label
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -216,6 +228,12 @@ def test_a_wrong_option_is_a_sentence(options: list[str], says: str) -> None:
     found = CliRunner().invoke(app, ["view", "--demo", *options])
     assert found.exit_code == 2
     assert says in " ".join(found.output.split())
+
+
+def test_a_folder_that_is_not_there_is_no_run() -> None:
+    found = CliRunner().invoke(app, ["view", "out/run=demo"])
+    assert found.exit_code == 2
+    assert "There is no folder out/run=demo." in found.output
 
 
 def test_the_command_serves_the_demo_until_it_is_ended(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:

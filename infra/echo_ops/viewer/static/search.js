@@ -38,10 +38,10 @@ export function search(page, state) {
 
 const QUESTIONS = [
   ["fates", "select fate, count(*) as samples, avg(num_generated) as tokens from trajectories group by fate order by samples desc"],
-  ["rewards by worker", "select worker_id, count(*) as samples, avg(reward_return) as mean from trajectories group by worker_id"],
-  ["groups without spread", "select step, count(*) as groups from groups where reward_return_std = 0 group by step order by step"],
+  ["rewards by worker", "select worker_id, name, count(*) as samples, avg(value) as mean from trajectories t join rewards r on t.kafka.partition = r.trajectory.partition and t.kafka.offset = r.trajectory.offset group by all"],
+  ["groups without spread", "select step, count(*) as groups from (select step, seq from samples group by step, seq having min(advantage) = max(advantage)) group by step order by step"],
   ["steps", "select step, num_samples, training_s, idle_s from steps order by step desc limit 20"],
-  ["drops", "select reason, count(*) as drops from drops group by reason"],
+  ["drops", "select why, count(*) as drops from drops group by why"],
   ["columns", "describe trajectories"],
 ];
 const RANGES = [["step", "steps", "100..140"], ["version", "or versions", "100..140"], ["since", "or since", "2h"]];
