@@ -126,7 +126,10 @@ def resolve_logins(bootstrap: str, namespace: str) -> Path | None:
 def _running_state() -> EmbeddedState:
     state = read_state()
     if state is None:
-        raise UserError("No embedded Kafka is running.", hint=_UP_HINT)
+        raise UserError(
+            "No embedded Kafka is running.",
+            hint=f"{_UP_HINT} A run that was started without either has a Kafka of its own, which other commands do not find.",
+        )
     if not state.running():
         raise UserError("The embedded Kafka was started, but it no longer runs.", hint=f"{_UP_HINT} Its logs: {state.folder}/logs.")
     return state

@@ -68,6 +68,11 @@ def demo(
         out.print(f"[bold]echoswarm demo {packaged}[/]: Kafka, vLLM, Faust and DeepSpeed on this machine; its files: [bold]{folder}[/]")
     else:
         out.print(f"[bold]echoswarm demo {packaged}[/]: going on with [bold]{folder}[/], which has not finished (`--new` begins another)")
+    out.print(
+        "Its Kafka ends with it: to look at a demo from another terminal, type `echoswarm kafka up` before it."
+        if begun.kafka is None
+        else f"Look at it from another terminal: [bold]echoswarm view -c {folder / _CONFIG}[/]"
+    )
     options = Options(plain=plain, report=report, steps=steps, agreement=_FP32_AGREEMENT, kafka_folder=folder / _KAFKA)
     try:
         execute(folder / _CONFIG, options)
