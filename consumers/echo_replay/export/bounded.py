@@ -67,7 +67,7 @@ def _batches(told: Iterator[Told], most: int, deadline: Deadline | None) -> Iter
         if num_read > most:
             raise UserError(
                 f"The question is about more than {most:,} trajectories.",
-                hint="Name a smaller range (--version, --step, --since), raise --most, or export the run and ask with --from.",
+                hint="Name a smaller range, or export the run and ask the export; `echoswarm sql --most` allows more.",
             )
         if deadline is not None and deadline.expired():
             raise UserError(
