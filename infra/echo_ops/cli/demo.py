@@ -14,9 +14,8 @@ from typing import Annotated, Literal
 import typer
 
 from echo_ops.cli.output import out
-from echo_ops.cli.up import Options, Plain, ReportFile, Steps, SummaryFile, execute
+from echo_ops.cli.up import Options, Plain, ReportFile, Steps, SummaryFile, execute, has_finished
 from echo_ops.supervisor.broker import given_bootstrap
-from echo_ops.supervisor.supervisor import RunEnd
 from echo_schemas.errors import UserError
 
 # Nats. Two correct implementations of the demo's model in fp32 differ by 1e-5; a wrong adapter or weight shows as 1e-2 and more.
@@ -80,7 +79,7 @@ def demo(
         if summary is not None and (folder / _SUMMARY).exists():
             summary.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / _SUMMARY, summary)
-        if _has_finished(folder):
+        if has_finished(folder / _SUMMARY):
             shutil.rmtree(folder / _KAFKA, ignore_errors=True)
         else:
             out.print("It has not finished: the same command goes on with it, and `--new` begins another.")
@@ -93,7 +92,7 @@ def unfinished(name: str, begun: Begun) -> Path | None:
             found = json.loads((folder / _BEGUN).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if found == asdict(begun) and not _has_finished(folder):
+        if found == asdict(begun) and not has_finished(folder / _SUMMARY):
             return folder
     return None
 
@@ -106,10 +105,3 @@ def _begin(name: str, begun: Begun) -> Path:
     (folder / _CONFIG).write_text(f"{packaged}\n{own}", encoding="utf-8")
     (folder / _BEGUN).write_text(json.dumps(asdict(begun)) + "\n", encoding="utf-8")
     return folder
-
-
-def _has_finished(folder: Path) -> bool:
-    try:
-        return bool(json.loads((folder / _SUMMARY).read_text(encoding="utf-8"))["outcome"] == RunEnd.FINISHED)
-    except (OSError, ValueError, KeyError):
-        return False

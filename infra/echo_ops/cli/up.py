@@ -264,12 +264,17 @@ class _Run:
             logger.warning("The report has no close-up: %s", exc)
 
     def _close(self, outcome: str) -> None:
-        """Print the last lines and write the files. A refused start keeps the files of the run before it."""
+        """Print the last lines and write the files. A refused start, and a start of a finished run, keep the files from before."""
         if self._options.plain or not out.is_terminal:
             self.tick()
         with self._observer.view() as view:
             if outcome == RunEnd.FINISHED and not 0 < view.steps_wanted <= view.num_steps:
                 outcome = RunEnd.STOPPED
+            if outcome == RunEnd.FINISHED and not view.steps and has_finished(self._summary):
+                self.say(
+                    f"All {view.steps_wanted} steps were trained before; report and summary stay. More [learner] steps extend the run."
+                )
+                return
             summary = summarise_run(view, wall_s=self._elapsed_s(), outcome=outcome, software=software())
             name = "exact match" if view.is_exact else "reward"
             config = public_config(self._settings)
@@ -286,6 +291,14 @@ class _Run:
             _write(self._report, page)
             self.say(f"report: {self._report.absolute()}")
         self._difference = summary["logprob_max_diff"]
+
+
+def has_finished(summary: Path) -> bool:
+    """Whether a run's summary is there and says that the run has finished."""
+    try:
+        return bool(json.loads(summary.read_text(encoding="utf-8"))["outcome"] == RunEnd.FINISHED)
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def _write(path: Path, content: str) -> None:

@@ -1,8 +1,8 @@
 """A role that writes the records a real one would, then waits to be drained; it notes in `order` when it was.
 
 argv: role, name, behaviour, folder, announce. Behaviours: `train` (the learner ends well after its steps), `disagree` (so too, but its
-probes differ), `die` (a reward process exits 7 after the third step), `interrupt` (the learner interrupts the supervisor after the third
-step), `freeze` (as interrupt, but nobody drains), `stay` (nobody ends by itself).
+probes differ), `again` (the learner finds its steps trained), `die` (a reward process exits 7 after the third step), `interrupt` (the
+learner interrupts the supervisor after the third step), `freeze` (as interrupt, but nobody drains), `stay` (nobody ends by itself).
 """
 
 from __future__ import annotations
@@ -87,7 +87,11 @@ class Role:
         # One that is told to end before it listens dies of it.
         for name in ("feeder", "worker-0", "reward-0"):
             self.wait_for(f"{name}.up")
-        for number in range(1, self.process.settings.learner.steps + 1):
+        steps = self.process.settings.learner.steps
+        if self.behaviour == "again":
+            self.publish(PROGRESS, replace(example(PROGRESS, Progress), run_id=self.run_id, version=steps, time_ms=self.now_ms()))
+            return
+        for number in range(1, steps + 1):
             self.publish(STEPS, self.step(number), 0)
             if number == 3:
                 (self.folder / "third_step").touch()

@@ -87,6 +87,18 @@ def test_a_run_ends_by_itself_with_a_summary_and_a_report(case: Case) -> None:
     case.assert_nobody_is_left()
 
 
+def test_a_run_that_has_finished_keeps_its_report_when_it_is_started_again(case: Case) -> None:
+    assert case.run("train")[0] == 0
+    report = (case.folder / "report.html").read_bytes()
+    for file in case.folder.glob("*.up"):
+        file.unlink()
+    code, output = case.run("again")
+    assert code == 0, output
+    assert "All 12 steps were trained before; report and summary stay." in output
+    assert (case.summary["outcome"], case.summary["steps"]) == ("finished", 12)
+    assert (case.folder / "report.html").read_bytes() == report
+
+
 def test_a_learner_that_disagrees_with_its_workers_fails_the_command(case: Case) -> None:
     code, output = case.run("disagree")
     assert code == 1
