@@ -77,7 +77,8 @@ def refuse_unsound(settings: Settings) -> None:
     """Raise UserError with every mistake that `examine` finds quickly."""
     found = [finding for finding in examine(settings, quickly=True) if not finding.is_note]
     if found:
-        raise UserError(" ".join(finding.message for finding in found), hint=" ".join(filter(None, (finding.hint for finding in found))))
+        hints = dict.fromkeys(finding.hint for finding in found if finding.hint)
+        raise UserError(" ".join(finding.message for finding in found), hint=" ".join(hints))
 
 
 def _guarded(look: Callable[[Settings], Iterator[Objection] | None], settings: Settings) -> Iterator[Objection]:

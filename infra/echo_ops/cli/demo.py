@@ -14,8 +14,9 @@ from typing import Annotated, Literal
 import typer
 
 from echo_ops.cli.output import out
-from echo_ops.cli.up import Options, Plain, ReportFile, Steps, SummaryFile, execute, has_finished
+from echo_ops.cli.up import SUPERVISOR_LOG, Options, Plain, ReportFile, Steps, SummaryFile, execute, has_finished
 from echo_ops.supervisor.broker import given_bootstrap
+from echo_ops.supervisor.child import RoleRefused
 from echo_schemas.errors import UserError
 
 # Nats. Two correct implementations of the demo's model in fp32 differ by 1e-5; a wrong adapter or weight shows as 1e-2 and more.
@@ -61,9 +62,9 @@ def demo(
     """
     packaged = demo_name(name, task)
     begun = Begun(mode=mode, seed=seed, steps=steps, kafka=given_bootstrap(os.environ.get("ECHO_KAFKA__BOOTSTRAP", "embedded")))
-    folder = None if new else unfinished(packaged, begun)
-    if folder is None:
-        folder = _begin(packaged, begun)
+    earlier = None if new else unfinished(packaged, begun)
+    folder = earlier or _begin(packaged, begun)
+    if earlier is None:
         out.print(f"[bold]echoswarm demo {packaged}[/]: Kafka, vLLM, Faust and DeepSpeed on this machine; its files: [bold]{folder}[/]")
     else:
         out.print(f"[bold]echoswarm demo {packaged}[/]: going on with [bold]{folder}[/], which has not finished (`--new` begins another)")
@@ -73,15 +74,22 @@ def demo(
         else f"Look at it from another terminal: [bold]echoswarm view -c {folder / _CONFIG}[/]"
     )
     options = Options(plain=plain, report=report, steps=steps, agreement=_FP32_AGREEMENT, kafka_folder=folder / _KAFKA)
+    is_refused = False
     try:
         execute(folder / _CONFIG, options)
+    except UserError as exc:
+        is_refused = not isinstance(exc, RoleRefused)
+        if is_refused and earlier is None and not (folder / SUPERVISOR_LOG).exists():
+            # It never began, so nobody shall go on with it. An earlier one may be another command's, which begins just now.
+            shutil.rmtree(folder)
+        raise
     finally:
         if summary is not None and (folder / _SUMMARY).exists():
             summary.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / _SUMMARY, summary)
         if has_finished(folder / _SUMMARY):
             shutil.rmtree(folder / _KAFKA, ignore_errors=True)
-        else:
+        elif not is_refused:
             out.print("It has not finished: the same command goes on with it, and `--new` begins another.")
 
 

@@ -65,7 +65,11 @@ class Diagnosis:
 def doctor(config: Config = None) -> None:
     """Print every finding; exit 1 if something is broken."""
     settings = read_settings(config)
-    findings = [*_installed(), *_machine(settings), *_cluster(settings), *_use(settings), *_registry(settings)]
+    findings = [*_installed(), *_machine(settings), *_cluster(settings)]
+    # A Kafka that does not answer is said once.
+    if findings[-1].what != "Kafka":
+        findings += _use(settings)
+    findings += _registry(settings)
     for finding in findings:
         mend = f"\n    [dim]→ {escape(finding.mend)}[/]" if finding.mend else ""
         out.print(f"{finding.verdict.value} {finding.what}: {escape(finding.found)}{mend}")

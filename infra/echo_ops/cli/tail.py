@@ -74,7 +74,7 @@ def tail(
     bus = reach_bus(read_settings(config), all_runs=all_runs)
     physical = f"{bus.namespace.name}.{topic}"
     with closing(bus.cluster.consumer({**profiles.READER, "client.id": bus.client_id, "enable.partition.eof": True})) as consumer:
-        unread, silent_s = _position(consumer, physical, last), 0.0
+        unread, silent_s, num_shown = _position(consumer, physical, last), 0.0, 0
         while follow or unread:
             raw = consumer.poll(_POLL_S)
             if raw is None:
@@ -91,7 +91,10 @@ def tail(
                 else:
                     check_error(problem, raw)
                 continue
-            _show(bus, raw, filters, as_json=as_json)
+            num_shown += _show(bus, raw, filters, as_json=as_json)
+    if not num_shown:
+        of = "" if bus.run_id is None else f" of {bus.run_id}"
+        err.print(f"No such record{of} in {physical}.", markup=False)
 
 
 def _position(consumer: RawConsumer, physical: str, last: int) -> set[int]:
@@ -102,7 +105,8 @@ def _position(consumer: RawConsumer, physical: str, last: int) -> set[int]:
     return {number for _, number in places}
 
 
-def _show(bus: Bus, raw: RawMessage, filters: Filters, *, as_json: bool) -> None:
+def _show(bus: Bus, raw: RawMessage, filters: Filters, *, as_json: bool) -> bool:
+    """Print a message, unless it is another run's or a filter leaves it out; returns whether it did."""
     record, problem = None, None
     try:
         record = bus.codec.decode(raw.value()) if raw.value() is not None else None
@@ -110,14 +114,14 @@ def _show(bus: Bus, raw: RawMessage, filters: Filters, *, as_json: bool) -> None
         problem = f"{exc.reason.value}: {exc.message}"
     run = record.run_id if record is not None else run_of(raw_headers(raw))
     if bus.run_id is not None and run is not None and run != bus.run_id:
-        return
+        return False
     if problem is None and not filters.admit(record):
-        return
+        return False
     headers = {name: _text(value) for name, value in raw_headers(raw)}
     if as_json:
         line = {**_place(raw), "headers": headers, "problem": problem, "record": _plain(record, full=True) if record is not None else None}
         sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
-        return
+        return True
     place = _place(raw)
     where = f"[bold cyan]{place['topic']}[/][dim]\\[{place['partition']}] @{place['offset']}  {place['time']}[/]"
     out.print(f"{where}  key={escape(repr(place['key']))}")
@@ -128,6 +132,7 @@ def _show(bus: Bus, raw: RawMessage, filters: Filters, *, as_json: bool) -> None
         out.print("  tombstone", style="yellow")
     else:
         out.print(f"  {type(record).__name__} {json.dumps(_plain(record, full=False), ensure_ascii=False)}", markup=False)
+    return True
 
 
 def _place(raw: RawMessage) -> dict[str, Any]:

@@ -67,6 +67,10 @@ ReportFile = Annotated[
 Steps = Annotated[int | None, typer.Option(min=0, help="Training steps instead of the file's; 0: until stopped.")]
 
 
+SUPERVISOR_LOG = "supervisor.log"
+"""In the run's folder as soon as a run begins there."""
+
+
 class Disagreement(EchoError):
     """Learner and workers do not compute the same log-probabilities."""
 
@@ -171,7 +175,7 @@ class _Run:
 
     def execute(self) -> None:
         """Run it, print and write the results, exit with its code."""
-        set_up_logs(self._folder / "supervisor.log", self._settings.logs.format, run=self._settings.run.name, role="up", process="up")
+        set_up_logs(self._folder / SUPERVISOR_LOG, self._settings.logs.format, run=self._settings.run.name, role="up", process="up")
         outcome: str = "died"
         try:
             with ExitStack() as stack:

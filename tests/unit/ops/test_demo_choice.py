@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_ops.cli.demo import Begun, demo_name, unfinished
+from echo_ops.cli.demo import Begun, demo, demo_name, unfinished
 from echo_schemas.errors import UserError
 
 
@@ -77,3 +77,21 @@ def test_folders_of_others_are_passed_over(runs: Path) -> None:
     (runs / "reverse-torn").mkdir()
     (runs / "reverse-torn" / "demo.json").write_text('{"mode"', encoding="utf-8")
     assert unfinished("reverse", SAID) is None
+
+
+def test_one_that_is_refused_leaves_no_folder_and_is_not_gone_on_with(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise UserError("A learner is alive in this namespace.")
+
+    monkeypatch.setattr("echo_ops.cli.demo.execute", refuse)
+    monkeypatch.setattr("echo_ops.cli.demo.given_bootstrap", lambda _: None)
+    with pytest.raises(UserError, match="A learner is alive"):
+        demo()
+    assert not list(runs.iterdir())
+    going = begun(runs, "reverse-20261121-100000")
+    with pytest.raises(UserError, match="A learner is alive"):
+        demo()
+    assert (going / "demo.json").exists()
+    assert "It has not finished" not in capsys.readouterr().out

@@ -66,9 +66,9 @@ def refused(*words: str) -> str:
         ("runs archive demo --weights none", "'none' is not one of", "--help"),
         ("schemas register", "No registry is configured", "[registry] url"),
         ("tail trajectories --last -5", "Invalid value for '--last'", "--help"),
-        ("up --report .", "File '.' is a directory", "--help"),
-        ("demo --summary .", "File '.' is a directory", "--help"),
-        ("audit --json .", "File '.' is a directory", "--help"),
+        ("up --report .", "file '.' is a directory", "--help"),
+        ("demo --summary .", "file '.' is a directory", "--help"),
+        ("audit --json .", "file '.' is a directory", "--help"),
         ("check --config .", "The configuration file . cannot be read: Is a directory.", ""),
         (
             "reward new none/my_rewards.py:brevity",
@@ -94,6 +94,12 @@ def test_an_error_of_the_system_without_a_file_is_a_bug(monkeypatch: pytest.Monk
 
     monkeypatch.setattr("echo_ops.cli.acls.read_settings", broken)
     assert isinstance(CliRunner().invoke(app, ["acls", "render"]).exception, TimeoutError)
+
+
+def test_doctor_says_once_that_there_is_no_kafka() -> None:
+    found = CliRunner().invoke(app, ["doctor"])
+    assert found.exit_code == ExitCode.FAILED
+    assert found.output.count("No embedded Kafka is running.") == 1
 
 
 def test_a_key_speaks_for_somebody() -> None:

@@ -185,7 +185,7 @@ def test_a_run_without_evaluations_says_that_it_has_no_curve_and_numbers_alone_s
     assert page.read_text(encoding="utf-8").count("<svg") == 2
     refused = CliRunner().invoke(app, [*NUMBERS, *KINDS, "--page", str(tmp_path / "none" / "plan.html")])
     assert refused.exit_code == 2
-    assert "cannot be written" in refused.stderr
+    assert "cannot be read or written" in refused.stderr
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"steps": 3}'])

@@ -63,7 +63,7 @@ def test_the_page_is_one_file_that_asks_nobody(tmp_path: Path) -> None:
     assert len([ElementTree.fromstring("<svg" + svg) for svg in svgs]) == 4
     code, _, error = run(tmp_path, SMALL, "--page", str(tmp_path / "none" / "out.html"))
     assert code == 2
-    assert "cannot be written" in error
+    assert "cannot be read or written" in error
 
 
 @pytest.mark.parametrize(

@@ -56,3 +56,6 @@ def test_a_silent_broker_is_not_the_end_of_the_log(monkeypatch: pytest.MonkeyPat
 
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["record"]["group_id"] == written.group_id  # type: ignore[attr-defined]
+
+    tail("trajectories", all_runs=True, worker="nobody")
+    assert capsys.readouterr().err == "No such record in unit.tail.trajectories.\n"

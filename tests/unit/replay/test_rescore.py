@@ -273,6 +273,6 @@ def _record() -> tuple[Item, bytes]:
 def test_a_run_that_was_never_accepted_gets_no_order(copy: Pipeline) -> None:
     settings = copy.settings()
     assert run_now(settings, copy.bus).version == STEPS_TRAINED
-    other = settings.model_copy(update={"run": settings.run.model_copy(update={"name": "other"})})
-    with pytest.raises(UserError, match="knows no run 'other'"):
-        run_now(other, replace(copy.bus, run_id="other"))
+    other = settings.model_copy(update={"run": settings.run.model_copy(update={"name": "nobodys"})})
+    with pytest.raises(UserError, match="knows no run 'nobodys'"):
+        run_now(other, replace(copy.bus, run_id="nobodys"))
