@@ -89,7 +89,9 @@ class Role:
             self.wait_for(f"{name}.up")
         steps = self.process.settings.learner.steps
         if self.behaviour == "again":
-            self.publish(PROGRESS, replace(example(PROGRESS, Progress), run_id=self.run_id, version=steps, time_ms=self.now_ms()))
+            self.publish(
+                PROGRESS, replace(example(PROGRESS, Progress), run_id=self.run_id, version=steps, published=steps, time_ms=self.now_ms())
+            )
             return
         for number in range(1, steps + 1):
             self.publish(STEPS, self.step(number), 0)
