@@ -255,12 +255,14 @@ _WOULD = {
     Handling.STOP: "stop here",
     Handling.TOO_OFTEN: "pass by: came back twice",
     Handling.LEFT: "pass by: left by the mend",
+    Handling.REPEATED: "pass by: another reader's letter of the same message",
 }
 _DONE = {
     Handling.WRITE: "written again",
     Handling.STOP: "passed by, since they would come straight back",
     Handling.TOO_OFTEN: "passed by, since they came back twice",
     Handling.LEFT: "passed by, since the mend left them",
+    Handling.REPEATED: "passed by, since another reader's letter of the same message was written",
 }
 
 

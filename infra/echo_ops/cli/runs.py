@@ -162,7 +162,7 @@ def delete(name: RunId, config: Config = None, yes: Yes = False) -> None:
     if settings.run.name != name:
         raise UserError(
             f"The configured run is {settings.run.name!r}: where the checkpoints of {name!r} lie is in its own file.",
-            hint="Name that file with --config.",
+            hint=f"Name that file with --config; a demo's is runs/{name}/run.toml.",
         )
     others = [other.run.run_id for other in lines if other is not line]
     remains = find_remains(bus, name, Path(settings.checkpoint.folder), is_alone=not others)
@@ -186,7 +186,11 @@ def _say_remains(settings: Settings, bus: Bus, remains: Remains, others: list[st
     if remains.groups:
         out.print(say("groups", ", ".join(remains.groups)), markup=False)
     if remains.acls:
-        out.print(say("access", f"{len(remains.acls)} entries of access lists below {bus.namespace.name}."), markup=False)
+        out.print(
+            say("access", f"{len(remains.acls)} entries of access lists below {bus.namespace.name}, so its logins may do nothing more."),
+            markup=False,
+        )
+        out.print(say("", "For another run there: `echoswarm acls render`; on this machine `echoswarm kafka up --secure`."), markup=False)
     elif remains.acls is None:
         out.print(say("access", "no access lists that this login can see"), markup=False)
     for path in remains.paths:

@@ -38,6 +38,8 @@ class Handling(StrEnum):
     """It was redriven `MOST_REDRIVES` times: passed by."""
     LEFT = "left"
     """The mend returned None: passed by."""
+    REPEATED = "repeated"
+    """Another reader's letter of a message that is written again already: passed by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

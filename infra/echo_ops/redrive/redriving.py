@@ -26,6 +26,7 @@ from echo_ops.redrive.mending import Mend
 from echo_ops.redrive.preparing import Handling, Prepared, Preparing, with_bytes_of
 from echo_replay.raw_log import RawLog
 from echo_schemas.errors import InvalidReason, UserError
+from echo_schemas.records import Coordinates
 from echo_schemas.topics import REQUESTS, REWARDS, TRAJECTORIES, Topic
 
 ROLE = "redrive"
@@ -142,9 +143,16 @@ class Redrive:
         self._preparing = Preparing(wire=bus, whole=backlog.original, by=by, mend=mend)
 
     def prepared(self, letters: Iterator[Letter]) -> Iterator[Prepared]:
-        """The handling of each letter. Writes nothing."""
+        """The handling of each letter. Writes nothing. A message that several readers could not use has a letter of each."""
+        written: set[Coordinates] = set()
         for letter in letters:
-            yield self._preparing.prepare(letter, self._bus.clock.time_ms())
+            if letter.origin is not None and letter.origin in written:
+                yield Prepared(letter=letter, handling=Handling.REPEATED)
+                continue
+            found = self._preparing.prepare(letter, self._bus.clock.time_ms())
+            if found.handling is Handling.WRITE and letter.origin is not None:
+                written.add(letter.origin)
+            yield found
 
     def run(
         self,

@@ -292,6 +292,16 @@ def test_a_second_redrive_ends_the_first_which_writes_nothing_more(log: Log, mon
     assert sorted(raw.key() or b"" for raw in log.redriven()) == sorted(f"demo/{seq}".encode() for seq in range(25))
 
 
+def test_a_message_that_two_readers_could_not_use_is_written_again_once(log: Log) -> None:
+    for seq in range(2):
+        log.die(trajectory(seq=seq))
+        log.let_die(TRAJECTORIES, UNKNOWN_SCHEMA)
+    assert len(log.waiting()) == 4
+    assert log.run() == {Handling.WRITE: 2, Handling.REPEATED: 2}
+    assert sorted(raw.key() or b"" for raw in log.redriven()) == [b"demo/0", b"demo/1"]
+    assert log.waiting() == []
+
+
 def test_discarded_letters_wait_no_more_and_stay_readable(log: Log) -> None:
     for seq in range(3):
         log.die(trajectory(seq=seq), MALFORMED)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from echo_ops.cli.main import app
+from echo_ops.runs.deletion import Remains
 from echo_ops.runs.listing import Standing, find_run, line_of
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
@@ -87,3 +90,25 @@ def test_an_order_to_a_run_without_a_learner_says_so(
     assert "No learner of it runs now" in said
     assert says in said
     assert len(given) == 1
+
+
+def test_a_removal_says_what_becomes_of_the_logins_and_asks_for_the_runs_own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    entry: Any = object()
+    remains = Remains(run_id=RUN.run_id, topics=("echo.a.runs",), keys={}, groups=(), acls=(entry,), paths=(), num_bytes=0)
+    removed: list[Remains] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("echo_ops.cli.runs.reach_bus", lambda *_, **__: SimpleNamespace(namespace=Namespace("echo.a")))
+    monkeypatch.setattr("echo_ops.cli.runs.read_runs", lambda bus: [line_of(run(), spoke(60_000), None, NOW_MS)])
+    monkeypatch.setattr("echo_ops.cli.runs.find_remains", lambda *_, **__: remains)
+    monkeypatch.setattr("echo_ops.cli.runs.remove", lambda bus, found: removed.append(found))
+    monkeypatch.setenv("ECHO_RUN__NAME", RUN.run_id)
+    said = CliRunner().invoke(app, ["runs", "delete", RUN.run_id]).output
+    assert "1 entries of access lists below echo.a, so its logins may do nothing more" in said
+    assert "echoswarm kafka up --secure" in said
+    assert not removed
+    assert CliRunner().invoke(app, ["runs", "delete", RUN.run_id, "--yes"]).exit_code == 0
+    assert removed == [remains]
+    monkeypatch.setenv("ECHO_RUN__NAME", "another")
+    refused = CliRunner().invoke(app, ["runs", "delete", RUN.run_id, "--yes"])
+    assert (refused.exit_code, f"a demo's is runs/{RUN.run_id}/run.toml" in refused.output) == (2, True)
+    assert len(removed) == 1
