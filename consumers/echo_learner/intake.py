@@ -14,7 +14,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -36,13 +36,13 @@ from echo_learner.sequential.requesting import SeqState
 from echo_learner.trust import WorkerTrust
 from echo_runtime.notices import STANDSTILL_S
 from echo_runtime.places import PlaceTimes
+from echo_schemas.partitioning import partition_of
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardTerm, RolloutRequest, Trajectory
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
 logger = logging.getLogger(__name__)
 
-_READ_S = 0.2
-_TICK_S = 1.0
+_READ_S, _TICK_S = 0.2, 1.0
 # How often the end of each partition is asked anew: the feeder, which looks for lost requests, learns up to when the log is read.
 _LOOK_EVERYWHERE_S = 5.0
 READ_AT_ONCE = 256
@@ -85,7 +85,8 @@ class Intake:
         self._woken = False
         self._on_reward: Callable[[Reward], object] = lambda reward: None
         self._counts: Callable[[Reward], bool] = lambda reward: True
-        self._dead: dict[int, str] = {}
+        # Of dead-lettered requests, by seq: the partition of an answer, when the letter was read, and what it says.
+        self._dead: dict[int, tuple[ReaderPlace, float, str]] = {}
         self._delivered: Counter[str] = Counter()
         self._to_close: tuple[tuple[int, DropReason, str], ...] = ()
         self._expected_sha256: str | None = None
@@ -303,7 +304,6 @@ class Intake:
         with self._changed:
             self._apply(messages)
             self._note_positions(self._reader.positions)
-            self._close_dead()
             self._tick()
             if self._woken or self._may_choose():
                 self._changed.notify_all()
@@ -338,23 +338,22 @@ class Intake:
                     # The learner compares the claim while it waits, and not when its batch is ready.
                     self._woken = True
                 self._assembler.add_trajectory(message.coordinates, record)
-            elif isinstance(record, Reward):
-                if not self._counts(record):
-                    continue
+            elif isinstance(record, Reward) and self._counts(record):
                 if self._evaluations.is_judging(record):
                     self._evaluations.add_reward(message.coordinates, record)
                     continue
                 self._on_reward(record)
                 self._assembler.add_reward(message.coordinates, record)
             elif isinstance(record, RolloutRequest) and record.purpose is Purpose.TRAIN:
-                self._dead[record.seq] = said_of(message.headers)
+                partition = partition_of(record.group_id, sum(name == TRAJECTORIES.name for name, _ in self._reader.places))
+                self._dead[record.seq] = (TRAJECTORIES.name, partition), self._clock.monotonic_s(), said_of(message.headers)
 
-    def _close_dead(self) -> None:
-        """Close the seqs of dead-lettered requests, unless another copy was answered. Only once the log is read to its end."""
-        if not self._dead or not self.is_caught_up:
-            return
-        dead, self._dead = self._dead, {}
-        for seq, said in dead.items():
+    def _close_dead(self, ends: Collection[ReaderPlace], since_s: float) -> None:
+        """Close the seqs of dead-lettered requests, unless another copy was answered, once the partition is read to its end after that.
+        `ends` were reached since `since_s`."""
+        read = [seq for seq, (place, read_s, _) in self._dead.items() if place in ends and read_s <= since_s]
+        for seq in read if self.is_caught_up else ():
+            _, _, said = self._dead.pop(seq)
             if self._state_of(seq) is SeqState.MISSING:
                 logger.warning("Seq %d is given up: its request is a dead letter (%s)", seq, said)
                 self._assembler.drop_group(seq, DropReason.FAILED, f"Its request is a dead letter: {said}")
@@ -388,9 +387,9 @@ class Intake:
         now_s = self._clock.monotonic_s()
         if now_s - self._ticked_s < _TICK_S:
             return
-        self._ticked_s = now_s
-        waiting_in = self._assembler.waiting_in
-        looked_for: set[ReaderPlace] = {(topic.name, partition) for partition in waiting_in for topic in (TRAJECTORIES, REWARDS)}
+        since_s, self._ticked_s = self._ticked_s, now_s
+        looked_for = {place for place, _, _ in self._dead.values()}
+        looked_for |= {(topic.name, partition) for partition in self._assembler.waiting_in for topic in (TRAJECTORIES, REWARDS)}
         if now_s - self._looked_everywhere_s >= _LOOK_EVERYWHERE_S:
             self._looked_everywhere_s = now_s
             looked_for |= self._goal.keys()
@@ -398,3 +397,4 @@ class Intake:
         self._at_end_s |= dict.fromkeys(ends, now_s)
         at_end, rewards_at_end = ({partition for name, partition in ends if name == topic.name} for topic in (TRAJECTORIES, REWARDS))
         self._assembler.tick(now_s, at_end, rewards_at_end)
+        self._close_dead(ends, since_s)

@@ -348,7 +348,11 @@ def dead_request(number: int, seq: int, purpose: Purpose = Purpose.TRAIN) -> Mes
     return made
 
 
-def test_the_seq_of_a_dead_request_is_closed_once_the_log_is_read_unless_another_copy_was_done(setup: Setup) -> None:
+def test_the_seq_of_a_dead_request_is_closed_once_the_log_is_read_unless_another_copy_was_done(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo_learner.intake._TICK_S", 0.0)
+    setup.reader.reachable = frozenset(_PLACES)
     setup.reader.end = 2 * GROUP_SIZE
     setup.reader.positions[REQUESTS_DEAD.name, 0] = 0
     setup.intake.start(None)
@@ -362,6 +366,25 @@ def test_the_seq_of_a_dead_request_is_closed_once_the_log_is_read_unless_another
     assert (drop.seq, drop.why, drop.where) == (0, DropReason.FAILED, None)
     assert drop.detail == "Its request is a dead letter: retries_exhausted: three deaths"
     assert setup.batch() == [1, 2]
+
+
+def test_a_dead_request_waits_for_the_end_of_the_partition_that_may_hold_the_answer_of_another_copy(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("echo_learner.intake._TICK_S", 0.0)
+    setup.reader.positions[REQUESTS_DEAD.name, 0] = 0
+    setup.intake.start(None)
+    setup.wait_until(lambda: setup.intake.is_caught_up, "the log is read to where it ended at the start")
+    setup.reader.fed.put([dead_request(0, 0), dead_request(1, 2)])
+    setup.feed_group(0, 1)
+    setup.wait_until(lambda: setup.intake.num_ready == 1, "the letters are read")
+    assert setup.intake.settle()[1] == [], "the partition may be paused, and hold a group of either"
+    setup.feed_group(1, 0)
+    setup.wait_until(lambda: setup.intake.num_ready == 2, "the answer of another copy")
+    setup.reader.reachable = frozenset(_PLACES)
+    setup.wait_until(lambda: setup.intake.has_drops, "the other seq is closed")
+    assert [(drop.seq, drop.why) for drop in setup.intake.settle()[1]] == [(2, DropReason.FAILED)]
+    assert setup.batch() == [0, 1]
 
 
 def test_progress_tells_what_is_closed_what_is_seen_and_up_to_when_the_log_is_read(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
