@@ -84,11 +84,13 @@ def _show_made(history: History, origin: VersionOrigin) -> None:
 
 
 def _show_groups(origin: VersionOrigin, most: int) -> None:
-    for group in list(origin.groups.values())[:most]:
+    shown = list(origin.groups.values())[:most]
+    width = max((len(group.group_id) for group in shown), default=0)
+    for group in shown:
         rewards = "  ".join(f"{harmless(name)} {moments.mean:.3g}" for name, moments in sorted(group.rewards.items()))
         advantages = f"{min(group.advantages):+.2f} to {max(group.advantages):+.2f}" if group.advantages else "-"
         versions = ", ".join(f"v{version}" for version in sorted(group.versions))
-        text = f"{group.group_id:<20} {group.num_samples:>3} samples  {rewards:<20}  advantages {advantages:<16} by {versions}"
+        text = f"{group.group_id:<{width}} {group.num_samples:>3} samples  {rewards:<20}  advantages {advantages:<16} by {versions}"
         show_line("group", text)
     if len(origin.groups) > most:
         show_line("", f"… and {len(origin.groups) - most} groups more: `echoswarm show v{origin.version}`")

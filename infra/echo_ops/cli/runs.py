@@ -50,14 +50,14 @@ def list_runs(config: Config = None, as_json: AsJson = False) -> None:
         out.print(f"No run was ever accepted in {bus.namespace.name}.", markup=False)
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("run", "is", "version", "mode", "task", "began", "last heard"):
+    for title in ("run", "is", "version", "mode", "task", "started", "last heard"):
         # Columns that tell runs apart are never cut.
         table.add_column(title, no_wrap=title in {"run", "is", "version"})
     now_ms = bus.clock.time_ms()
     for line in lines:
         run = line.run
-        began, heard = shown_time(run.created_ms), _heard(line, now_ms)
-        table.add_row(run.run_id, line.standing.value, _version(line), run.mode.value, run.task, began, heard)
+        started, heard = shown_time(run.created_ms), _heard(line, now_ms)
+        table.add_row(run.run_id, line.standing.value, _version(line), run.mode.value, run.task, started, heard)
     out.print(table)
 
 
@@ -70,8 +70,8 @@ def show(name: RunId, config: Config = None) -> None:
         "is": line.standing.value,
         "version": _version(line),
         "last heard": _heard(line, bus.clock.time_ms()),
-        "began": shown_time(run.created_ms),
-        "mode": f"{run.mode.value}, staleness budget {run.staleness_budget}, published every {run.publication_period} steps",
+        "started": shown_time(run.created_ms),
+        "mode": f"{run.mode.value}, staleness budget {run.staleness_budget}, published every {_steps(run.publication_period)}",
         "task": f"{run.task}, groups of {run.group_size}, {run.groups_per_step} a step, seed {run.seed}",
         "model": run.model,
         "comes from": "nothing" if run.parent_run is None else f"{run.parent_run}, version {run.parent_version}",
@@ -222,6 +222,10 @@ def _plain(line: RunLine) -> dict[str, object]:
         "parent_run": run.parent_run,
         "parent_version": run.parent_version,
     }
+
+
+def _steps(number: int) -> str:
+    return "step" if number == 1 else f"{number} steps"
 
 
 def _version(line: RunLine) -> str:

@@ -43,7 +43,9 @@ class Standstills:
         for process, notices in view.notices.items():
             for place, sentence in notices.items():
                 yield f"{process} {place}", f"{process}: {sentence}"
-        if view.progress is not None:
+        # A run that goes on has its earlier life's requests and progress, and starting takes its time.
+        is_starting = view.progress is not None and view.progress.time_ms < view.started_ms
+        if view.progress is not None and not is_starting:
             still_s = self._still_s("learner", view.progress.time_ms, now_s)
             if still_s is not None:
                 yield (
@@ -51,7 +53,7 @@ class Standstills:
                     f"The learner has not been heard of for {still_s:.0f} s. Look at its log: does its process run, and Kafka answer?",
                 )
         requests, unscored = view.lags.get("requests open", 0), view.lags.get("not yet scored", 0)
-        still_s = self._still_s("trajectories", view.trajectories_published, now_s, has_work=requests > 0)
+        still_s = self._still_s("trajectories", view.trajectories_published, now_s, has_work=requests > 0 and not is_starting)
         if still_s is not None:
             yield "trajectories", f"No trajectory has come for {still_s:.0f} s, and {requests:,} requests are open. {_workers(view)}"
         still_s = self._still_s("rewards", view.rewards_written, now_s, has_work=unscored > 0)

@@ -74,3 +74,13 @@ def test_notices_are_read_from_a_process_that_is_well_or_not() -> None:
     with MetricsServer(registry, healthy={"role": lambda: problem[0]}) as server:
         assert scrape_notices(server.url) == {"role": "It hangs."}
     assert scrape_notices(server.url) is None
+
+
+def test_a_run_that_goes_on_is_not_silent_before_its_learner_is_there() -> None:
+    view = empty_view()
+    view.started_ms = example(PROGRESS, Progress).time_ms + 1
+    view.apply(example(PROGRESS, Progress))
+    view.lags = {"requests open": 12}
+    assert not lines_over(view, 100)
+    view.apply(replace(example(PROGRESS, Progress), time_ms=view.started_ms))
+    assert len(lines_over(view, 21)) == 2
