@@ -130,7 +130,7 @@ def weigh(
     now = run_now(settings, bus)
     with closing(ScorerWatch(bus)) as watch:
         watch.listen(_MOST_HEARD)
-        heard = dict(watch.heard)
+        heard = of_attached(watch.heard, now)
     known = {name for _, name in heard} | {term.name for term in now.terms}
     name = asked if force and asked not in {each.rpartition(":")[2] for each in known} else full_name(asked, known)
     if wanted and not force:
@@ -205,6 +205,13 @@ def run_now(settings: Settings, bus: Bus) -> RunNow:
     reported = reward_terms(settings) if tip.report is None else tip.report.reward_terms
     terms = terms_in_force(reported, None if order is None else order.rewards, version)
     return RunNow(version=version, terms=terms, orders=orders, weights=order)
+
+
+def of_attached(heard: Mapping[tuple[str, str], Heard], now: RunNow) -> dict[tuple[str, str], Heard]:
+    """`heard` without the applications that were detached: nothing more comes of them."""
+    attachments = [order.attachment for order in now.orders.values() if order.attachment is not None]
+    detached = {each.application for each in attachments if not each.is_attached}
+    return {pair: each for pair, each in heard.items() if pair[0] not in detached}
 
 
 def refuse_unscored(name: str, heard: Mapping[tuple[str, str], Heard]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from echo_ops.cli.reward import RunNow, refuse_sampled, refuse_unscored
+from echo_ops.cli.reward import RunNow, of_attached, refuse_sampled, refuse_unscored
 from echo_ops.rewards.watch import Heard
 from echo_ops.rewards.weights import Missing, full_name, parse_missing, parse_weight, policy_of, terms_in_force, with_weight
 from echo_schemas.errors import UserError
@@ -88,6 +88,14 @@ def test_a_reward_that_nobody_gives_now_would_starve_the_run() -> None:
         refuse_unscored(BREVITY, heard)
     heard["brevity", BREVITY].add(scored(BREVITY, at(3), time_ms=499_000))
     refuse_unscored(BREVITY, heard)
+
+
+def test_nothing_is_expected_of_an_application_that_was_detached() -> None:
+    heard = {("main", "exact"): Heard(), ("brevity", BREVITY): Heard()}
+    for is_attached, left in ((True, heard), (False, {("main", "exact"): heard["main", "exact"]})):
+        attachment = RewardAttachment(application="brevity", is_attached=is_attached, rewards=(BREVITY,), share=1.0)
+        order = Control(run_id="demo", epoch=1, attachment=attachment, issued_by="test", time_ms=1)
+        assert of_attached(heard, RunNow(version=7, terms=(EXACT,), orders={"demo/reward/brevity": order})) == left
 
 
 def test_groups_that_are_not_sampled_would_wait_in_vain() -> None:
