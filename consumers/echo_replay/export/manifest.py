@@ -108,7 +108,9 @@ def open_export(export: Path, run_id: str = "") -> tuple[Path, ExportManifest]:
         export, run_id = here.parent, here.name.removeprefix("run=")
     runs = sorted(path.parent.name.removeprefix("run=") for path in export.glob(f"run=*/{NAME}"))
     if not runs:
-        raise UserError(f"{export} holds no export.", hint=f"Make one: echoswarm export --to {export}.")
+        archived = export / "export"
+        hint = f"That of an archive is {archived}." if archived.is_dir() else f"Make one: echoswarm export --to {export}."
+        raise UserError(f"{export} holds no export.", hint=hint)
     if not run_id and len(runs) > 1:
         raise UserError(f"{export} holds several runs: {', '.join(runs)}.", hint="Name one with --run.")
     home = folder_of(export, run_id or runs[0])

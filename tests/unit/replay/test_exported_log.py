@@ -148,6 +148,13 @@ def test_the_folder_of_the_run_in_an_export_is_the_export_too(folder: Path) -> N
     assert (home, manifest.run_id) == (folder / f"run={DEMO}", DEMO)
 
 
+def test_of_an_archive_the_error_names_its_export(tmp_path: Path) -> None:
+    (tmp_path / "demo" / "export").mkdir(parents=True)
+    with pytest.raises(UserError, match="holds no export") as refused:
+        open_export(tmp_path / "demo")
+    assert refused.value.hint == f"That of an archive is {tmp_path / 'demo' / 'export'}."
+
+
 def test_scores_of_a_rescore_are_no_run(copied: Path) -> None:
     changed(copied, lambda content: content.update(rescored=["brevity", "1"]))
     with pytest.raises(UserError, match="holds the scores of 'brevity' from a rescore"):
