@@ -127,8 +127,8 @@ class Processor:
         if passed is not None:
             self._metrics.passed.labels(passed.value).inc()
             return []
-        item = Judgeable(trajectory=trajectory, at=at, too_old=functools.partial(self._too_old, trajectory, time_ms))
-        if why := item.too_old():
+        item = Judgeable(trajectory=trajectory, at=at, too_old=functools.partial(self._too_old_meanwhile, trajectory, time_ms))
+        if why := self._too_old(trajectory, time_ms):
             return self._encoded(self._scorer.stale(Identity.of(trajectory), at, why))
         judgeable.append(item)
         return []
@@ -140,6 +140,14 @@ class Processor:
         if not is_bounded or not self._intake.is_stale(trajectory.min_version, version, time_ms):
             return ""
         return _too_old(trajectory.min_version, version)
+
+    def _too_old_meanwhile(self, trajectory: Trajectory, time_ms: int | None) -> str:
+        """As `_too_old`. If the learner cannot be followed any more, which ends the process at the next batch, the sample is scored: it is not
+        the fault of its function."""
+        try:
+            return self._too_old(trajectory, time_ms)
+        except Exception:  # whatever ended the view of the learner
+            return ""
 
     def _encoded(self, rewards: Sequence[Reward], started_ms: int | None = None) -> list[Outgoing]:
         """`started_ms`: when the scoring began; None: no function was called."""

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import ManualClock
 from echo_bus.dead_letters import DeadLetterLimits
-from echo_bus.errors import TooManyDeadLetters
+from echo_bus.errors import TooManyDeadLetters, TransportError
 from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
@@ -145,6 +145,21 @@ def test_a_sample_that_has_grown_too_old_when_its_turn_comes_is_not_scored() -> 
     found = rewards(stage.process(*(message(record, offset) for offset, record in enumerate(batch))))
     assert [reward.outcome for reward in found] == [RewardOutcome.SCORED, RewardOutcome.STALE, RewardOutcome.SCORED]
     assert (seen, found[1].error) == (["1", "3"], "Version 5 is too old for the learner's 8.")
+
+
+def test_a_learner_that_cannot_be_followed_any_more_is_no_fault_of_the_function() -> None:
+    def lost() -> int:
+        raise TransportError("the view has ended")
+
+    async def judge(given: ScoredSample) -> float:
+        stage.processor._learner_version = lost
+        return 1.0
+
+    stage = Stage(judge, learner_version=5)
+    found = rewards(stage.process(message(trajectory(1, version=5), 0), message(trajectory(2, version=5), 1)))
+    assert [reward.outcome for reward in found] == [RewardOutcome.SCORED, RewardOutcome.SCORED]
+    with pytest.raises(TransportError):
+        stage.process(message(trajectory(3, version=5), 2))
 
 
 def test_where_the_learner_downweights_every_age_is_scored() -> None:
