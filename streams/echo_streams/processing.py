@@ -142,8 +142,8 @@ class Processor:
         return _too_old(trajectory.min_version, version)
 
     def _too_old_meanwhile(self, trajectory: Trajectory, time_ms: int | None) -> str:
-        """As `_too_old`. If the learner cannot be followed any more, the sample is scored: that is not its function's fault, and it ends the
-        process at the next batch."""
+        """As `_too_old`. If the learner cannot be followed any more, the sample is scored: that is not its function's fault, and it ends
+        the process at the next batch."""
         try:
             return self._too_old(trajectory, time_ms)
         except Exception:  # whatever ended the view of the learner
