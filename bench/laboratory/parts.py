@@ -26,7 +26,7 @@ _LATE_S = (1.0, 4.0)
 
 def uncorrected(batch: LossInputs) -> LossOutputs:
     """The default loss with the policy at the start of the step as the sampler: each token has the weight 1, at any age."""
-    from echo_learner.losses.grpo_tis import grpo_tis
+    from echo_learner.losses.functions import grpo_tis
 
     return grpo_tis(replace(batch, sampler=batch.start_of_step), GrpoTis())
 

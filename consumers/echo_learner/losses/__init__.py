@@ -4,7 +4,7 @@
     catalogue.py    name -> checked config -> Loss (torch is imported with the loss, not before)
     interface.py    LossInputs, LossOutputs, the Loss protocol
     ratios.py       functions that the losses share: bounded ratios, the clipped surrogate, sequence means
-    <name>.py       one loss each
+    functions.py    the losses, a function each
     reference_kl.py the KL term to the reference, around any loss
     custom.py       a user's own loss, by import path
     token_sums.py   measurements of every micro-batch, the same for all losses

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
@@ -48,7 +47,7 @@ _LOSSES: Mapping[str, type[LossConfig]] = {
     "dppo": Dppo,
     "gspo": Gspo,
 }
-# The function (batch, config) -> LossOutputs of each config, by the name of its module, which imports torch.
+# The name of each config's function in `functions`, which imports torch.
 _FUNCTIONS: Mapping[type[LossConfig], str] = {config: name for name, config in _LOSSES.items()} | {TokenTis: "cispo"}
 
 
@@ -89,6 +88,7 @@ def parse_loss(name: str, options: Mapping[str, object] | None = None) -> LossCo
 
 def build_loss(config: LossConfig | CustomLoss, reference_kl: ReferenceKl | None = None) -> Loss:
     """The loss that `config` describes, with the KL term around it when its coefficient is above 0. Imports torch."""
+    from echo_learner.losses import functions
     from echo_learner.losses.custom import load_custom_loss
     from echo_learner.losses.reference_kl import WithReferenceKl
 
@@ -96,8 +96,7 @@ def build_loss(config: LossConfig | CustomLoss, reference_kl: ReferenceKl | None
     if isinstance(config, CustomLoss):
         loss = load_custom_loss(config)
     else:
-        function = _FUNCTIONS[type(config)]
-        loss = partial(getattr(importlib.import_module(f"echo_learner.losses.{function}"), function), config=config)
+        loss = partial(getattr(functions, _FUNCTIONS[type(config)]), config=config)
     if reference_kl is not None and reference_kl.coef > 0:
         loss = WithReferenceKl(loss, reference_kl)
     return loss
