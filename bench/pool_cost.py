@@ -39,7 +39,7 @@ from echo_core.capacity.costs import price_of, sum_of
 from echo_core.capacity.overlap import Demand, needed_rate
 from echo_embedded import EmbeddedKafka
 from echo_embedded.guard import Guard
-from echo_embedded.jvm import Jvm
+from echo_embedded.java import Jvm
 from echo_ops.supervisor.registration import make_topics
 from echo_runtime.opening import open_bus, open_cluster
 from echo_schemas.records import Control, StepReport, WorkerStatus

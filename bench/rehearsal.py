@@ -46,7 +46,7 @@ from echo_bus.clock import Deadline, SystemClock
 from echo_bus.metrics import BusMetrics
 from echo_embedded import EmbeddedKafka
 from echo_embedded.guard import Guard
-from echo_embedded.jvm import Jvm
+from echo_embedded.java import Jvm
 from echo_ops.report.run_view import RunView
 from echo_ops.supervisor.registration import make_topics
 from echo_replay.audit import audit_run

@@ -23,8 +23,8 @@ from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.commit.placement import SnapshotPlacement
 from echo_learner.commit.publication import Publication, PublicationThread, SnapshotWriter
-from echo_learner.commit.rivals import Rivals
 from echo_learner.commit.run_record import write_run
+from echo_learner.commit.session import Rivals
 from echo_learner.costs import HeardCosts
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.evaluation.setup import obey_orders, open_evaluations

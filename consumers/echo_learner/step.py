@@ -14,8 +14,7 @@ from echo_core.batch_choice import ChosenGroup
 from echo_core.capacity.costs import price_of, sum_of
 from echo_core.groups import AssemblyState
 from echo_learner.agreement import claims_in_training
-from echo_learner.commit.history import VersionHistory
-from echo_learner.step_metrics import staleness_histogram, step_metrics, worker_shares
+from echo_learner.step_metrics import VersionHistory, staleness_histogram, step_metrics, worker_shares
 from echo_learner.training.batch import FormedBatch, SignalSource, form_batch
 from echo_learner.training.config import batch_rules, step_policy
 from echo_learner.training.ranks import Trainer

@@ -11,6 +11,7 @@ from typing import Any
 from echo_replay.history import History, Told
 from echo_replay.ranges import published
 from echo_replay.selection import Fate, Selection, Steps, Versions
+from echo_replay.steps import Step
 from echo_schemas.errors import UserError
 from echo_schemas.records import StepReport, WeightManifest
 
@@ -82,17 +83,24 @@ class VersionOrigin:
         }
 
 
+def made_and_published(history: History, version: int) -> tuple[dict[int, Step], dict[int, WeightManifest]]:
+    """The run's steps and its published manifests, by version. Raises UserError if `version` is in neither."""
+    steps = {step.version: step for step in list(history.log.steps)}
+    manifests = {manifest.version: manifest for _, is_current, manifest in list(history.log.manifests) if not is_current}
+    if version not in steps and version not in manifests:
+        known = sorted({*steps, *manifests})
+        hint = f"{history.run_id} has {known[0]} to {known[-1]}." if known else f"{history.run_id} has published none yet."
+        raise UserError(f"There is no version {version} of {history.run_id}.", hint=hint)
+    return steps, manifests
+
+
 def origin_of(history: History, version: int, *, with_samples: bool = True) -> VersionOrigin:
     """The origin of one version. `with_samples`: count also the fates of its samples, which reads the log from its publication on. Raises
     UserError for a version that is neither published nor trained."""
-    reports = {step.version: step.report for step in history.log.steps}
-    manifests = {manifest.version: manifest for _, is_current, manifest in history.log.manifests if not is_current}
-    if version not in reports and version not in manifests:
-        known = sorted({*reports, *manifests})
-        hint = f"{history.run_id} has {known[0]} to {known[-1]}." if known else f"{history.run_id} has published none yet."
-        raise UserError(f"There is no version {version} of {history.run_id}.", hint=hint)
-    origin = VersionOrigin(version=version, report=reports.get(version), manifest=manifests.get(version))
-    if version in reports:
+    steps, manifests = made_and_published(history, version)
+    step = steps.get(version)
+    origin = VersionOrigin(version=version, report=None if step is None else step.report, manifest=manifests.get(version))
+    if step is not None:
         _enter(origin, history.read(Selection(range=Steps(version, version))))
         origin.missing += history.missing
         origin.groups = dict(sorted(origin.groups.items(), key=lambda item: (len(item[0]), item[0])))

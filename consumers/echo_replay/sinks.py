@@ -1,7 +1,8 @@
 """Targets of a replay: a topic, a file of JSON lines or of Avro, a folder, or a stream.
 
 A topic gets the original bytes of value and key, the headers, the timestamp, and one more header with the record's origin. A JSON line
-holds the same bytes in base64 and the decoded fields. Files and folders appear by one rename when all is written.
+holds the same bytes in base64 and the decoded fields. Files and folders appear by one rename when all is written. `replay` fills them, at
+the pace of `at_rate` or `at_original_pace`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 import os
 import re
 import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Protocol
 
@@ -23,7 +26,7 @@ from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.kafka_errors import translate
-from echo_bus.clock import Deadline
+from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed
 from echo_bus.message import raw_headers
 from echo_replay.history import Told
@@ -42,6 +45,7 @@ _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _ASK_S = 10.0
 _DELIVERED_S = 150.0
 _FULL_BUFFER_S = 0.1
+Sleep = Callable[[float], None]
 
 
 class Sink(Protocol):
@@ -347,3 +351,40 @@ def _refuse_own(bus: Bus, topic: str) -> None:
             f"{topic} is one of the pipeline's own topics: its readers would take replayed records for new ones.",
             hint="Name a topic of your own.",
         )
+
+
+def at_rate(told: Iterable[Told], rate: float, clock: Clock, sleep: Sleep = time.sleep) -> Iterator[Told]:
+    """At most `rate` a second. After a pause of the source there is no burst."""
+    due_s = clock.monotonic_s()
+    for each in told:
+        now_s = clock.monotonic_s()
+        if due_s > now_s:
+            sleep(due_s - now_s)
+        due_s = max(due_s, now_s) + 1.0 / rate
+        yield each
+
+
+def at_original_pace(told: Iterable[Told], clock: Clock, sleep: Sleep = time.sleep) -> Iterator[Told]:
+    """Each at its original distance in time from the first one. `told` is in the order of time."""
+    begun_s = clock.monotonic_s()
+    first_ms: int | None = None
+    for each in told:
+        first_ms = each.time_ms if first_ms is None else first_ms
+        early_s = (each.time_ms - first_ms) / 1000 - (clock.monotonic_s() - begun_s)
+        if early_s > 0:
+            sleep(early_s)
+        yield each
+
+
+def replay(told: Iterable[Told], sink: Sink) -> int:
+    """Write all; return how many. After any failure, an interrupt included, the sink abandons what is half-written. Raises as the sink."""
+    count = 0
+    try:
+        for each in told:
+            sink.write(each)
+            count += 1
+    except BaseException:  # see above
+        sink.abandon()
+        raise
+    sink.finish()
+    return count

@@ -22,8 +22,7 @@ from echo_embedded.class_cache import exercise, flags_for, ready_class_cache
 from echo_embedded.folders import hold
 from echo_embedded.guard import Guard
 from echo_embedded.installation import Installation, format_checkpoint, install_kafka
-from echo_embedded.java import Java, find_java
-from echo_embedded.jvm import DEFAULT_JVM, Jit, Jvm
+from echo_embedded.java import DEFAULT_JVM, Java, Jit, Jvm, find_java
 from echo_embedded.memory import available_mb, check_memory
 from echo_embedded.ports import free_ports, is_free
 from echo_embedded.process import DeathCause, JavaProcess, ProcessDied

@@ -15,7 +15,7 @@ from typing import TextIO
 from echo_bus.clock import Deadline
 from echo_bus.errors import TransportError
 from echo_embedded.guard import Guard
-from echo_embedded.out_of_memory import OutOfMemoryWatch
+from echo_embedded.memory import OutOfMemoryWatch
 
 _NUM_SHOWN_LINES = 12
 # A stack trace can be long, and its cause stands above it.

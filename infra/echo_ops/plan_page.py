@@ -10,6 +10,7 @@ from echo_core.capacity.provisioning import Provision, advice
 from echo_ops.measured_run import AccuracyCurve, MeasuredRun
 from echo_ops.report.cards import COLOURS, Card
 from echo_ops.report.svg import Frame, Line, chart
+from echo_ops.simulation.figures import number
 from echo_ops.simulation.page import bars_card, render
 
 MOST_LEVELS = 6
@@ -64,11 +65,6 @@ def accuracy_rows(plans: Sequence[Provision], measured: MeasuredRun, curve: Accu
         for point in curve.best(MOST_LEVELS)
     ]
     return head, rows
-
-
-def number(value: float) -> str:
-    """`value` with four digits, or ∞."""
-    return f"{value:.4g}" if math.isfinite(value) else "∞"
 
 
 def _name(plan: Provision) -> str:

@@ -42,8 +42,7 @@ from echo_streams.run import all_rewards, attach, check_isolation
 from echo_streams.scoring import Attached
 from echo_streams.values import score_of, scores_of
 from echo_tasks.base_models import is_made, resolve_base
-from echo_tasks.catalogue import import_object, load_task
-from echo_tasks.evaluation import load_evaluation_tasks
+from echo_tasks.catalogue import import_object, load_evaluation_tasks, load_task
 from echo_tasks.prompts import PromptCodec, check_positions, vocabulary_size
 from echo_tasks.rewards import RewardKind, ScoredSample
 from echo_tasks.task import Prompt

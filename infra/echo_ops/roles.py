@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from echo_schemas.errors import UserError
 
@@ -32,15 +34,24 @@ class Role(StrEnum):
 class Flags:
     """The options of `echoswarm run ROLE` that only some roles take."""
 
-    kind: str = ""
-    episodes: Path | None = None
-    takeover: bool = False
-    skip: bool = False
-    application: str | None = None
-    names: tuple[str, ...] = ()
-    beginning: str = ""
-    share: float = 1.0
-    ends_with_run: bool = False
+    kind: Annotated[str, typer.Option(help="worker: which [[rollout.pool]] of the file it is.")] = ""
+    episodes: Annotated[Path | None, typer.Option(help="offline: the file of episodes, in place of [offline] episodes.")] = None
+    takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False
+    skip: Annotated[bool, typer.Option("--skip", help="learner: drop the seqs whose records the log has lost, and go on.")] = False
+    application: Annotated[
+        str | None, typer.Option(help="reward: the name of an application beside the run's own; processes of one name share its work.")
+    ] = None
+    names: Annotated[
+        list[str] | None,
+        typer.Option("--reward", help="reward, with --application: score with this one, not with all of the file. Repeatable."),
+    ] = None
+    beginning: Annotated[
+        str, typer.Option("--from", help="reward, with --application: where its group begins, instead of at its committed offsets.")
+    ] = ""
+    share: Annotated[float, typer.Option("--sample", min=0.0, max=1.0, help="reward, with --application: share of the groups.")] = 1.0
+    ends_with_run: Annotated[
+        bool, typer.Option("--ends-with-run", help="reward, with --application: end two minutes after the run has.")
+    ] = False
 
 
 _OPTIONS = {each.name: f"--{each.name.replace('_', '-')}" for each in fields(Flags)} | {

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 
 from echo_bus.client.consumer_queries import committed, open_asker
 from echo_bus.client.kafka import KafkaCluster
-from echo_bus.client.refusals import refusal
+from echo_bus.client.kafka_errors import refusal
 from echo_bus.clock import Deadline
 from echo_bus.errors import NotAuthorized, TransportError
 from echo_runtime.logins import with_login

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from echo_bus.tracing import Tracer, Written
 from echo_core.batch_choice import ChosenGroup
 from echo_core.group_share import is_chosen
-from echo_runtime.trace_names import SCHEMA_URL, SCOPE, Attribute, SpanName
 from echo_schemas.errors import UserError
 from echo_schemas.headers import Header
 from echo_schemas.naming import Namespace
@@ -34,6 +33,7 @@ from echo_settings import Settings
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import SpanContext
+from enum import StrEnum
 
 TRACEPARENT = "traceparent"
 # A collector that does not answer must not delay a process, nor its end.
@@ -42,6 +42,51 @@ _NS_PER_MS = 1_000_000
 # The members of a group follow one another.
 _REMEMBERED = 64
 _TRACE_BYTES, _SPAN_BYTES = 16, 8
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
+"""The version of OpenTelemetry's semantic conventions with the common names below."""
+SCOPE = "echoswarm"
+
+
+class SpanName(StrEnum):
+    """The spans of a group in order; each is the child of the one before. `TRAINING` is a whole step, in its own trace."""
+
+    REQUEST = "echoswarm.request"
+    """From the decision to issue the request until it is in the log."""
+    GENERATION = "echoswarm.generation"
+    """From the first token of an attempt to its last."""
+    PUBLISH = "echoswarm.publish"
+    """From the end of generation until the group's first member is in the log."""
+    SCORE = "echoswarm.score"
+    """One reward, for the samples that were scored together with the group's first member."""
+    BATCH = "echoswarm.batch"
+    """From the end of generation until a batch took the group. Linked with its scores."""
+    STEP = "echoswarm.step"
+    """The step that trained the group. Linked with the whole step."""
+    TRAINING = "echoswarm.training"
+    """A whole step. Linked with its traced groups."""
+
+
+class Attribute(StrEnum):
+    """The attributes of spans."""
+
+    RUN = "echoswarm.run"
+    GROUP = "echoswarm.group"
+    PURPOSE = "echoswarm.purpose"
+    ATTEMPT = "echoswarm.attempt"
+    VERSION = "echoswarm.version"
+    """Of the policy: the oldest that generated, or the one that was trained."""
+    WORKER = "echoswarm.worker"
+    ENGINE = "echoswarm.engine"
+    REWARD = "echoswarm.reward"
+    NUM_SAMPLES = "echoswarm.num_samples"
+    NUM_GROUPS = "echoswarm.num_groups"
+    STALENESS = "echoswarm.staleness"
+    SYSTEM = "messaging.system"
+    DESTINATION = "messaging.destination.name"
+    SERVICE = "service.name"
+    SERVICE_NAMESPACE = "service.namespace"
+    SERVICE_INSTANCE = "service.instance.id"
+    SERVICE_VERSION = "service.version"
 
 
 @contextmanager

@@ -1,15 +1,28 @@
-"""[[rollout.pool]]: the kinds of workers of a run whose workers are not alike."""
+"""[[rollout.pool]], [[rollout.devices]], [coordinator]: workers that are not alike, their devices, and how many take part at a time."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
-from echo_settings.devices import DeviceSettings
+from echo_core.layer_split import Device
 from echo_settings.section import PartOfKey, Section
+
+
+class DeviceSettings(Section):
+    """[[rollout.devices]]: one device of a worker of `vllm` that splits the model over several unequal ones, in the order of
+    CUDA_VISIBLE_DEVICES. Which layers go where is planned from it (docs/engines.md)."""
+
+    memory_gb: float = Field(gt=0)
+    """Its memory in GB (10⁹ bytes); the plan gives 65 % of it to weights."""
+    tflops: float = Field(gt=0)
+    """Its speed in the run's `dtype`, in 10¹² operations a second; only the ratio between devices matters."""
+
+    def device(self) -> Device:
+        return Device(memory_gb=self.memory_gb, tflops=self.tflops)
 
 
 class PoolSettings(Section):
@@ -46,3 +59,21 @@ def check_pool(pool: Sequence[PoolSettings], *, has_workers: bool) -> None:
         raise ValueError(
             "[rollout] workers and [[rollout.pool]] exclude one another: write how many there are of each kind in its [[rollout.pool]]"
         )
+
+
+class CoordinatorSettings(Section):
+    """[coordinator]: puts workers that the learner does not need on standby, and calls them back (docs/coordinator.md)."""
+
+    enabled: bool = False
+    """Whether there is a coordinator. Without one every worker takes part, and orders of earlier coordinators do not count."""
+    every_s: float = Field(default=5.0, gt=0)
+    """Seconds between two checks. Two checks with a shortage activate the cheapest worker; five with a surplus release the dearest one."""
+    gamma: float = Field(default=1.1, ge=1)
+    """Safety factor on the smallest rate that hides generation behind training; 1.1 is ECHO-2's."""
+    hysteresis: float = Field(default=0.15, ge=0)
+    """The surplus that must remain after a release, as a share of the target; less saves more and calls workers back more often."""
+    release_s: float = Field(default=30.0, ge=0)
+    """How long a released worker goes on with its requests; then it hands the unfinished ones back to others."""
+    machines: Literal["standby", "local", "metric"] = "standby"
+    """A released worker: `standby`: keeps its engine; `local`: `echoswarm up` ends its process and starts it again when it is needed;
+    `metric`: nothing happens, and the gauge `wanted_workers` tells an autoscaler how many workers of each kind are needed."""

@@ -7,12 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from echo_schemas.naming import Namespace
-from echo_settings.coordinator import CoordinatorSettings
-from echo_settings.devices import DeviceSettings
 from echo_settings.evaluation import EvalSettings, check_evaluations
 from echo_settings.learner import CheckpointSettings, LearnerSettings, StalenessSettings
 from echo_settings.offline import OfflineSettings
-from echo_settings.pool import PoolSettings, check_pool
+from echo_settings.pool import CoordinatorSettings, DeviceSettings, PoolSettings, check_pool
 from echo_settings.section import PartOfKey, Section, without_credentials
 from echo_settings.trust import TrustSettings
 from echo_settings.weights import WeightsSettings

@@ -80,9 +80,23 @@ class Hold(StrEnum):
     WINDOW = "window"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeederParts:
-    """What a feeder works with; `run_feeder` opens and closes it. The views follow the log."""
+@dataclass(frozen=True, slots=True)
+class _Issue:
+    """One request to write: `resends` counts how often its seq was or may have been issued before, `why` says why its request was lost."""
+
+    purpose: Purpose
+    seq: int
+    resends: int = 0
+    why: str = ""
+
+
+@dataclass(kw_only=True, eq=False)
+class Feeder:
+    """Issues requests until `stop`. Used from one thread; `wake` may be called from any.
+
+    `run_feeder` opens and closes what it works with. The views follow the log. `writer` is not started yet: `take_over` does it, before
+    anything is read.
+    """
 
     settings: Settings
     policy: StalenessPolicy
@@ -100,26 +114,10 @@ class FeederParts:
     metrics: FeederMetrics
     clock: Clock
 
-
-@dataclass(frozen=True, slots=True)
-class _Issue:
-    """One request to write: `resends` counts how often its seq was or may have been issued before, `why` says why its request was lost."""
-
-    purpose: Purpose
-    seq: int
-    resends: int = 0
-    why: str = ""
-
-
-class Feeder:
-    """Issues requests until `stop`. Used from one thread; `wake` may be called from any."""
-
-    def __init__(self, parts: FeederParts) -> None:
-        """`parts.writer` is not started yet: `take_over` does it, before anything is read."""
-        self._parts = parts
-        self._run_id = parts.settings.run.name
-        self._builder = RequestBuilder(run_id=self._run_id, task=parts.task, seed=parts.settings.run.seed, prompts=parts.prompts)
-        self._sampling = training_sampling(parts.settings.rollout)
+    def __post_init__(self) -> None:
+        self._run_id = self.settings.run.name
+        self._builder = RequestBuilder(run_id=self._run_id, task=self.task, seed=self.settings.run.seed, prompts=self.prompts)
+        self._sampling = training_sampling(self.settings.rollout)
         self._wake = threading.Event()
         self._open = OpenSeqs()
         self._requests = OpenRequests(self._open)
@@ -130,22 +128,22 @@ class Feeder:
         # New requests since the last lost one was written.
         self._num_new = 0
         self._next_seq = 0
-        self._num_partitions = parts.observer.num_partitions()
-        self._chooser = LeastLagChooser(self._num_partitions, depth=parts.settings.rollout.depth)
+        self._num_partitions = self.observer.num_partitions()
+        self._chooser = LeastLagChooser(self._num_partitions, depth=self.settings.rollout.depth)
         self._ledger = Ledger(self._num_partitions)
         self._last_probe = -1
         self._resumed = False
         self._full_wait_s = _FULL_LEAST_S
-        self._standstill = Standstill(parts.notices, "requests", parts.clock)
+        self._standstill = Standstill(self.notices, "requests", self.clock)
         self._said_s = -math.inf
-        self._roster = Roster(heartbeat_s=parts.settings.rollout.heartbeat_s, group_size=parts.settings.rollout.group_size)
+        self._roster = Roster(heartbeat_s=self.settings.rollout.heartbeat_s, group_size=self.settings.rollout.group_size)
         self._steps = StepPace()
-        self._patience = Patience(least_s=parts.settings.rollout.request_timeout_s, num_steps=parts.policy.budget + 1)
-        self._looked_s = parts.clock.monotonic_s()
-        for view in (parts.progress, parts.weights, parts.control):
+        self._patience = Patience(least_s=self.settings.rollout.request_timeout_s, num_steps=self.policy.budget + 1)
+        self._looked_s = self.clock.monotonic_s()
+        for view in (self.progress, self.weights, self.control):
             view.on_change(lambda _key, _record: self._wake.set())
         # Look again when workers or their partitions change.
-        self._roster.follow(parts.workers, parts.clock, self._wake.set)
+        self._roster.follow(self.workers, self.clock, self._wake.set)
 
     def run(self, stop: StopSignal) -> None:
         """Issue until `stop` is set or the run is told to stop.
@@ -154,15 +152,15 @@ class Feeder:
         """
         stop.on_set(self._wake.set)
         while not stop.is_set() and self._run_state() is not RunState.STOPPING:
-            started_s = self._parts.clock.monotonic_s()
+            started_s = self.clock.monotonic_s()
             hold = self.advance()
-            now_s = self._parts.clock.monotonic_s()
-            self._parts.places.add(Place.REQUEST, Use.BUSY, now_s - started_s)
+            now_s = self.clock.monotonic_s()
+            self.places.add(Place.REQUEST, Use.BUSY, now_s - started_s)
             self._say(hold)
             if hold is not None:
                 self._wait(hold)
                 use = Use.EMPTY if hold in {Hold.UNPUBLISHED, Hold.PAUSED} else Use.BLOCKED
-                self._parts.places.add(Place.REQUEST, use, self._parts.clock.monotonic_s() - now_s)
+                self.places.add(Place.REQUEST, use, self.clock.monotonic_s() - now_s)
         logger.info("The feeder of %s ends before seq %d", self._run_id, self._next_seq)
 
     def advance(self) -> Hold | None:
@@ -177,11 +175,11 @@ class Feeder:
 
     def _take_over(self) -> bool:
         """Fence an earlier feeder, then read in the log what it issued. False while no version is published: nothing may be issued."""
-        manifest = self._parts.weights.get(weights_key(self._run_id, None))
+        manifest = self.weights.get(weights_key(self._run_id, None))
         if manifest is None:
             return False
-        self._parts.writer.start()
-        progress = self._parts.progress.get(self._run_id)
+        self.writer.start()
+        progress = self.progress.get(self._run_id)
         floor = max(manifest.next_seq, 0 if progress is None else progress.next_seq)
         if progress is not None:
             self._requests.hear(progress)
@@ -195,12 +193,12 @@ class Feeder:
                 # The newest of a seq counts; partitions are read in no order.
                 shown[request.seq] = max(shown.get(request.seq, (0, 0, 0)), (request.resends, ordinal, request.partition))
         resume = plan_resume(floor, shown.keys() | self._open.seen)
-        now_s = self._parts.clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         for seq, (resends, ordinal, partition) in sorted(shown.items(), key=lambda item: item[1][1]):
             if floor <= seq < resume.next_seq:
                 self._requests.issued(seq, partition, ordinal, now_s, resends=resends, is_ours=False)
         self._missing.extend(_Issue(Purpose.TRAIN, seq, resends=1) for seq in resume.missing)
-        self._parts.metrics.reissued.labels(Why.MISSING.value).inc(len(resume.missing))
+        self.metrics.reissued.labels(Why.MISSING.value).inc(len(resume.missing))
         self._next_seq = resume.next_seq
         self._observe()
         logger.info("Issuing from seq %d; %d below it are written again", resume.next_seq, len(resume.missing))
@@ -209,23 +207,23 @@ class Feeder:
     def _read_issued(self, manifest: WeightManifest, floor: int) -> list[IssuedRequest]:
         """The requests of the run that can still matter. The first snapshot of a run tells when the run began."""
         is_first = manifest.parent is None or manifest.parent_run is not None
-        with closing(self._parts.bus.look([REQUESTS])) as reader:
+        with closing(self.bus.look([REQUESTS])) as reader:
             return read_issued(
                 reader,
                 floor=floor,
-                committed=self._parts.observer.committed(self._num_partitions),
+                committed=self.observer.committed(self._num_partitions),
                 since_ms=manifest.created_ms if is_first else None,
-                patience=Deadline.after(_READ_S, self._parts.clock),
+                patience=Deadline.after(_READ_S, self.clock),
             )
 
     def _issue(self) -> Hold | None:
         """Write what may be written now, in one transaction. Returns what holds it back where nothing was."""
         if self._run_state() is RunState.PAUSED:
             return Hold.PAUSED
-        progress = self._parts.progress.get(self._run_id)
+        progress = self.progress.get(self._run_id)
         if progress is not None:
             self._requests.hear(progress)
-            self._steps.saw(progress.version, self._parts.clock.monotonic_s())
+            self._steps.saw(progress.version, self.clock.monotonic_s())
         self._plan_lost()
         self._plan_probe(progress)
         if not self._has_work(standing_of(progress, self._open.undecided)):
@@ -258,13 +256,13 @@ class Feeder:
         """Whether there is anything that may be written now."""
         while self._lost and not self._open.is_missed(self._lost[0].seq):
             self._lost.popleft()
-        return bool(self._probes or self._lost) or may_issue(standing, self._parts.policy)
+        return bool(self._probes or self._lost) or may_issue(standing, self.policy)
 
     def _next_issue(self, standing: Standing) -> _Issue:
         """Probes first, then missing and new seqs; a lost one after `_NEW_PER_LOST` of these, or when pace lets nothing new in."""
         if self._probes:
             return self._probes.popleft()
-        if self._lost and (self._num_new >= _NEW_PER_LOST or not may_issue(standing, self._parts.policy)):
+        if self._lost and (self._num_new >= _NEW_PER_LOST or not may_issue(standing, self.policy)):
             self._num_new = 0
             return self._lost.popleft()
         self._num_new += 1
@@ -278,9 +276,9 @@ class Feeder:
 
     def _write(self, batch: list[tuple[_Issue, int, RolloutRequest]]) -> None:
         """All of `batch` or nothing of it. Raises UserError if another feeder has taken over."""
-        metrics = self._parts.metrics
+        metrics = self.metrics
         try:
-            with self._parts.writer.transaction() as transaction:
+            with self.writer.transaction() as transaction:
                 receipts = [transaction.publish(REQUESTS, request, partition=partition) for _, partition, request in batch]
         except ProducerFenced as exc:
             raise UserError(
@@ -295,7 +293,7 @@ class Feeder:
                 where = self._probes if issue.purpose is Purpose.PROBE else self._lost if issue.why else self._missing
                 where.appendleft(issue)
             return
-        now_s = self._parts.clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         for (issue, partition, _), receipt in zip(batch, receipts, strict=True):
             if receipt.where is None:
                 raise ClusterUnreachable(f"A committed request of seq {issue.seq} has no coordinates.")
@@ -310,12 +308,12 @@ class Feeder:
         metrics.next_seq.set(self._next_seq)
 
     def _request(self, issue: _Issue, standing: Standing) -> RolloutRequest:
-        rollout, now_ms, is_probe = self._parts.settings.rollout, self._parts.clock.time_ms(), issue.purpose is Purpose.PROBE
+        rollout, now_ms, is_probe = self.settings.rollout, self.clock.time_ms(), issue.purpose is Purpose.PROBE
         patience_s = self._patience.limit_s(self._steps.step_s)
         group_size = rollout.probe_size if is_probe else rollout.group_size
         return replace(
             self._builder.build(issue.seq, issue.purpose, group_size=group_size, sampling=self._sampling),
-            required_version=issue.seq if is_probe else required_version(standing, self._parts.policy),
+            required_version=issue.seq if is_probe else required_version(standing, self.policy),
             exact=is_probe,
             learner_version=standing.version,
             issued_ms=now_ms,
@@ -326,13 +324,13 @@ class Feeder:
     def _plan_probe(self, progress: Progress | None) -> None:
         """One probe of the newest published version; versions that were published and passed meanwhile have none."""
         published = 0 if progress is None else progress.published
-        if self._parts.settings.rollout.probe_size and published > self._last_probe:
+        if self.settings.rollout.probe_size and published > self._last_probe:
             self._last_probe = published
             self._probes.append(_Issue(Purpose.PROBE, published))
 
     def _plan_lost(self) -> None:
         """Every `_LOOK_S` find the requests that are lost."""
-        now_s = self._parts.clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         if now_s - self._looked_s < _LOOK_S:
             return
         self._looked_s = now_s
@@ -343,18 +341,18 @@ class Feeder:
 
     def _share(self) -> None:
         """Share requests out among partitions by the measured speed of the workers that own them."""
-        shares = self._roster.shares(self._parts.clock.monotonic_s())
-        horizon_s = horizon_of(self._parts.policy.budget, self._steps.step_s)
+        shares = self._roster.shares(self.clock.monotonic_s())
+        horizon_s = horizon_of(self.policy.budget, self._steps.step_s)
         self._chooser.share(shares.owners, horizon_s=horizon_s, alone=shares.alone)
 
     def _observe(self) -> None:
         """Read the workers' committed offsets. Without an answer the window stays as it is."""
         try:
-            committed = self._parts.observer.committed(self._num_partitions)
+            committed = self.observer.committed(self._num_partitions)
         except ClusterUnreachable as exc:
             logger.warning("The workers' offsets are not known at the moment: %s", exc)
             return
-        now_s = self._parts.clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         done = {partition: self._ledger.finish_below(partition, offset) for partition, offset in committed.items()}
         for partition, num_done in done.items():
             for took_s in self._requests.finished(partition, num_done, now_s):
@@ -362,11 +360,11 @@ class Feeder:
         self._chooser.observe(
             {partition: PartitionWork(first_open=num_done, end=self._ledger.num_written(partition)) for partition, num_done in done.items()}
         )
-        self._parts.metrics.outstanding.set(self._chooser.outstanding)
+        self.metrics.outstanding.set(self._chooser.outstanding)
 
     def _say(self, hold: Hold | None) -> None:
         """Report a standstill that only the feeder sees. Waiting for pace is none while a worker is ready."""
-        now_s, outstanding = self._parts.clock.monotonic_s(), self._chooser.outstanding
+        now_s, outstanding = self.clock.monotonic_s(), self._chooser.outstanding
         if now_s - self._said_s < _LOOK_S:
             return
         self._said_s = now_s
@@ -393,5 +391,5 @@ class Feeder:
         self._wake.clear()
 
     def _run_state(self) -> RunState:
-        order = self._parts.control.get(f"{self._run_id}/run")
+        order = self.control.get(f"{self._run_id}/run")
         return RunState.RUNNING if order is None or order.run is None else order.run.state

@@ -42,9 +42,12 @@ _FAILURES: dict[type[EchoError], GroupFailure] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stations:
-    """The parts that a group goes through. `sample` raises as `GroupSampler.sample`, and VersionNotKept."""
+@dataclass(kw_only=True, eq=False)
+class GroupWork:
+    """All groups in hand, and the stations that each goes through. `begin` each; after `drain` nothing is begun until `resume`.
+
+    `sample` raises as `GroupSampler.sample`, and VersionNotKept. `on_error` gets the error that ends the worker.
+    """
 
     intake: RequestIntake
     holding: Holding
@@ -57,15 +60,9 @@ class Stations:
     heartbeat: WorkerHeartbeat
     metrics: WorkerMetrics
     clock: Clock
+    on_error: Callable[[BaseException], None]
 
-
-class GroupWork:
-    """All groups in hand. `begin` each; after `drain` nothing is begun until `resume`."""
-
-    def __init__(self, stations: Stations, *, on_error: Callable[[BaseException], None]) -> None:
-        """`on_error` gets the error that ends the worker."""
-        self._stations = stations
-        self._on_error = on_error
+    def __post_init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._generating: set[asyncio.Task[None]] = set()
         self._draining = False
@@ -85,8 +82,8 @@ class GroupWork:
         The requests of the others are handed back, so that other workers do them.
         """
         self._draining = True
-        self._stations.holding.cancel()
-        self._stations.notes.stop()
+        self.holding.cancel()
+        self.notes.stop()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=finish_s)
         await self._cancel(self._generating)
@@ -97,7 +94,7 @@ class GroupWork:
 
     def resume(self) -> None:
         """Groups are begun again: the worker was on standby and takes requests."""
-        self._stations.notes.resume()
+        self.notes.resume()
         self._draining = False
 
     async def _cancel(self, tasks: set[asyncio.Task[None]]) -> None:
@@ -109,7 +106,7 @@ class GroupWork:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_error(error)
+            self.on_error(error)
 
     async def _own(self, work: Work) -> None:
         """One request from acceptance to commit. Raises what ends the worker."""
@@ -117,104 +114,102 @@ class GroupWork:
             await self._see_through(work)
 
     async def _see_through(self, work: Work) -> None:
-        stations = self._stations
         try:
             ending = await self._until_ended(work)
             if ending.failure is not None:
                 logger.warning("Group %s is given up: %s", work.request.group_id, ending.said)
             if work.asked is not None:
-                await stations.receipts.answer(work.asked, ending)
-            refused = stations.refusals.refusal_of(work, ending)
+                await self.receipts.answer(work.asked, ending)
+            refused = self.refusals.refusal_of(work, ending)
             if refused is None:
-                stations.intake.done(work)
+                self.intake.done(work)
             else:
-                await stations.publishing.call(partial(stations.intake.done, work, refused))
+                await self.publishing.call(partial(self.intake.done, work, refused))
         except BaseException:  # cancelled or failed: the request is delivered again
             self._hand_back(work)
             raise
         self._count(ending)
-        stations.refusals.check()
+        self.refusals.check()
 
     async def _until_ended(self, work: Work) -> Ending:
         """Admission, generation, publication. Raises EngineError: the prompt was checked, so the engine is at fault."""
-        stations = self._stations
-        closed = await stations.holding.enter(work.request)
+        closed = await self.holding.enter(work.request)
         if closed is not None:
             return closed
         try:
-            if not await stations.notes.noted(work.where):
+            if not await self.notes.noted(work.where):
                 raise asyncio.CancelledError
             made = await self._generate(work)
         except TransportError:
             raise
         except Exception:  # any error here ends the worker, and one of the requests in hand may be the cause
-            stations.notes.blames = not self._draining
+            self.notes.blames = not self._draining
             raise
         finally:
-            stations.holding.leave(work.request)
+            self.holding.leave(work.request)
         return await self._publish(work, made) if isinstance(made, FinishedGroup) else made
 
     async def _generate(self, work: Work) -> FinishedGroup | Ending:
         """The group with its samples, or how it ended without."""
-        stations, request = self._stations, work.request
-        started_ms, started_s = stations.clock.time_ms(), stations.clock.monotonic_s()
+        request = work.request
+        started_ms, started_s = self.clock.time_ms(), self.clock.monotonic_s()
         try:
             with self._counted_as_generating():
-                samples = await stations.sample(work)
+                samples = await self.sample(work)
         except VersionNotKept as exc:
             logger.warning("Group %s is not evaluated: %s", request.group_id, exc)
             return Ending(outcome=GroupEnd.SUPERSEDED, detail=exc.message)
         except (EmptyGeneration, EnvironmentFailed, UnfitGeneration, AnswerUnusable) as exc:
             return Ending(outcome=GroupEnd.FAILED, failure=_FAILURES[type(exc)], detail=exc.message)
-        stations.metrics.group_seconds.observe(stations.clock.monotonic_s() - started_s)
+        self.metrics.group_seconds.observe(self.clock.monotonic_s() - started_s)
         if request.exact and any(span.version != request.required_version for sample in samples for span in sample.version_spans):
             return Ending(outcome=GroupEnd.SUPERSEDED, detail="Other weights were installed while it was generated.")
         return FinishedGroup(
-            request=request, prompt=work.text, samples=samples, started_ms=started_ms, finished_ms=stations.clock.time_ms()
+            request=request, prompt=work.text, samples=samples, started_ms=started_ms, finished_ms=self.clock.time_ms()
         )  # fmt: skip
 
     async def _publish(self, work: Work, group: FinishedGroup) -> Ending:
-        stations, samples = self._stations, group.samples
+        samples = group.samples
         with self._counted_as_undelivered(work):
-            ending = await stations.publishing.publish(group)
+            ending = await self.publishing.publish(group)
         if ending.outcome is GroupEnd.PUBLISHED:
             tokens = sum(len(sample.logprobs) for sample in samples)
-            stations.metrics.trajectories.inc(len(samples))
-            stations.metrics.tokens.inc(tokens)
-            stations.heartbeat.count(samples=len(samples), tokens=tokens, in_flight=stations.intake.num_in_hand - 1)
+            self.metrics.trajectories.inc(len(samples))
+            self.metrics.tokens.inc(tokens)
+            self.heartbeat.count(samples=len(samples), tokens=tokens, in_flight=self.intake.num_in_hand - 1)
         return ending
 
     def _hand_back(self, work: Work) -> None:
         if work.asked is not None:
-            self._stations.receipts.abandon(work.asked)
-        self._stations.intake.handed_back(work, blamed=self._stations.notes.blames)
+            self.receipts.abandon(work.asked)
+        self.intake.handed_back(work, blamed=self.notes.blames)
         self._count(Ending(outcome=GroupEnd.ABANDONED))
 
     def _count(self, ending: Ending) -> None:
-        metrics = self._stations.metrics
+        metrics = self.metrics
         metrics.groups.labels(ending.outcome.value).inc()
         if ending.failure is not None:
             metrics.failed.labels(ending.failure.value).inc()
-        metrics.in_flight.set(self._stations.intake.num_in_hand)
+        metrics.in_flight.set(self.intake.num_in_hand)
 
     @contextmanager
     def _counted_as_generating(self) -> Iterator[None]:
         task = asyncio.current_task()
         assert task is not None, "a group runs as a task"
         self._generating.add(task)
-        self._stations.heartbeat.generation.move(generating=1)
+        self.heartbeat.generation.move(generating=1)
         try:
             yield
         finally:
-            self._stations.heartbeat.generation.move(generating=-1)
+            self.heartbeat.generation.move(generating=-1)
             self._generating.discard(task)
 
     @contextmanager
     def _counted_as_undelivered(self, work: Work) -> Iterator[None]:
-        self._stations.heartbeat.generation.move(publishing=1)
-        self._stations.undelivered.add(work)
+        self.heartbeat.generation.move(publishing=1)
+        self.undelivered.add(work)
         try:
             yield
         finally:
-            self._stations.undelivered.remove(work)
-            self._stations.heartbeat.generation.move(publishing=-1)
+            self.undelivered.remove(work)
+            self.heartbeat.generation.move(publishing=-1)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
 from echo_bus.clock import Clock
-from echo_rollout.askers_time import AskersTime
 from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.metrics import WorkerMetrics
 from echo_rollout.publishing import Ending, GroupEnd
@@ -32,6 +32,9 @@ EARLY_S = 60.0
 """How long an early request waits where requests follow their weights: as long as a worker's view of the log may be behind."""
 EARLY_ASKED_S = 3_600.0
 """The same in sequential mode, where a request is sent before its weights, which may take long to be published."""
+# Requests in the estimate: enough that one that lay in the log for long does not decide, and few enough that a step of a clock is
+# followed before pace holds the feeder back.
+_NUM_HEARD = 8
 
 
 class Holding:
@@ -167,3 +170,33 @@ class Holding:
 def _takes_room(request: RolloutRequest) -> bool:
     """False for a probe: it is small, and useless once the next version is there, so it does not wait for room."""
     return not (request.exact and request.purpose is Purpose.PROBE)
+
+
+class AskersTime:
+    """Estimates the requesters' clocks, by which deadlines are set and which may be far from this machine's: the learner's, which asks for
+    evaluations, and in asynchronous mode the feeder's, which asks for the rest.
+
+    Each request tells when it was issued, by the requester's clock, and arrives a little later. So the issue time of a request, moved
+    forward by our monotonic clock since its arrival, is never ahead of the requester's clock. The estimate is the latest of these over the
+    newest few requests; after as many it has also followed a step of either machine's clock.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        # Until a request has come, the clocks are taken to agree.
+        agreed_ms = clock.time_ms() - self._monotonic_ms()
+        self._ahead_ms = {is_eval: deque([agreed_ms], maxlen=_NUM_HEARD) for is_eval in (False, True)}
+
+    def heard(self, request: RolloutRequest) -> None:
+        """`request` has just come."""
+        self._ahead_ms[request.purpose is Purpose.EVAL].append(request.issued_ms - self._monotonic_ms())
+
+    def left_s(self, request: RolloutRequest) -> float | None:
+        """Seconds until the deadline of `request`, negative after it; None if it has none."""
+        if request.deadline_ms is None:
+            return None
+        now_ms = self._monotonic_ms() + max(self._ahead_ms[request.purpose is Purpose.EVAL])
+        return (request.deadline_ms - now_ms) / 1000
+
+    def _monotonic_ms(self) -> int:
+        return round(self._clock.monotonic_s() * 1000)

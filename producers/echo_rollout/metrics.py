@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+_PREFIX = "echo_rollout"
 # From a warm adapter of half a megabyte on tmpfs to a whole model over a slow network.
 _INSTALL_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 
@@ -12,68 +15,50 @@ class FeederMetrics:
     """The feeder's collectors, made against the registry that is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.issued = Counter("echo_rollout_requests_issued", "Requests written.", ["purpose"], registry=registry)
-        self.reissued = Counter(
-            "echo_rollout_requests_reissued", "Requests written again for a seq issued before.", ["why"], registry=registry
-        )
-        self.outstanding = Gauge("echo_rollout_requests_outstanding", "Requests that no worker has finished.", registry=registry)
-        self.next_seq = Gauge("echo_rollout_next_seq", "The seq that is issued next.", registry=registry)
-        self.aborted = Counter("echo_rollout_issue_aborted", "Batches of requests that the cluster rolled back.", registry=registry)
+        counter, gauge = partial(Counter, namespace=_PREFIX, registry=registry), partial(Gauge, namespace=_PREFIX, registry=registry)
+        self.issued = counter("requests_issued", "Requests written.", ["purpose"])
+        self.reissued = counter("requests_reissued", "Requests written again for a seq issued before.", ["why"])
+        self.outstanding = gauge("requests_outstanding", "Requests that no worker has finished.")
+        self.next_seq = gauge("next_seq", "The seq that is issued next.")
+        self.aborted = counter("issue_aborted", "Batches of requests that the cluster rolled back.")
 
 
 class OfflineMetrics:
     """The offline producer's collectors, made against the registry that is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.groups = Counter("echo_rollout_offline_groups", "Groups of logged episodes put into the log.", registry=registry)
-        self.episodes = Counter("echo_rollout_offline_episodes", "Logged episodes put into the log.", registry=registry)
-        self.skipped = Counter(
-            "echo_rollout_offline_skipped", "Episodes of the file that cannot be trained, by reason.", ["reason"], registry=registry
-        )
-        self.next_seq = Gauge("echo_rollout_offline_next_seq", "The seq that is allocated next.", registry=registry)
-        self.aborted = Counter("echo_rollout_offline_aborted", "Batches of groups that the cluster rolled back.", registry=registry)
+        counter, gauge = partial(Counter, namespace=_PREFIX, registry=registry), partial(Gauge, namespace=_PREFIX, registry=registry)
+        self.groups = counter("offline_groups", "Groups of logged episodes put into the log.")
+        self.episodes = counter("offline_episodes", "Logged episodes put into the log.")
+        self.skipped = counter("offline_skipped", "Episodes of the file that cannot be trained, by reason.", ["reason"])
+        self.next_seq = gauge("offline_next_seq", "The seq that is allocated next.")
+        self.aborted = counter("offline_aborted", "Batches of groups that the cluster rolled back.")
 
 
 class WorkerMetrics:
     """A worker's collectors, made against the registry that is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.groups = Counter("echo_rollout_groups", "Groups that ended, by how.", ["outcome"], registry=registry)
-        self.failed = Counter(
-            "echo_rollout_groups_failed", "Groups that yielded no complete set of trajectories.", ["reason"], registry=registry
-        )
-        self.trajectories = Counter("echo_rollout_trajectories", "Trajectories acknowledged.", registry=registry)
-        self.tokens = Counter("echo_rollout_generated_tokens", "Tokens generated and acknowledged.", registry=registry)
-        self.empty = Counter("echo_rollout_empty_generations", "Generations without a token; each is tried once more.", registry=registry)
-        self.group_seconds = Histogram("echo_rollout_group_seconds", "From the start of a group to its last token.", registry=registry)
-        self.in_flight = Gauge("echo_rollout_groups_in_flight", "Groups taken and not yet acknowledged.", registry=registry)
-        self.waiting = Gauge("echo_rollout_groups_waiting", "Groups held until the weights they require are installed.", registry=registry)
-        self.undelivered = Gauge("echo_rollout_groups_undelivered", "Finished groups that Kafka has not acknowledged.", registry=registry)
-        self.undelivered_seconds = Gauge(
-            "echo_rollout_undelivered_seconds",
-            "For how long the oldest of them has waited; above 5 no request is taken.",
-            registry=registry,
-        )
-        self.installed = Gauge("echo_rollout_installed_version", "Version whose weights are installed.", registry=registry)
-        self.installs = Counter("echo_rollout_installs", "Snapshots that arrived, by how that ended.", ["outcome"], registry=registry)
-        self.install_seconds = Histogram(
-            "echo_rollout_install_seconds", "From seeing a manifest to its acknowledgement.", registry=registry, buckets=_INSTALL_BUCKETS
-        )
-        self.peer_bytes = Counter(
-            "echo_rollout_peer_bytes",
+        counter, gauge = partial(Counter, namespace=_PREFIX, registry=registry), partial(Gauge, namespace=_PREFIX, registry=registry)
+        histogram = partial(Histogram, namespace=_PREFIX, registry=registry)
+        self.groups = counter("groups", "Groups that ended, by how.", ["outcome"])
+        self.failed = counter("groups_failed", "Groups that yielded no complete set of trajectories.", ["reason"])
+        self.trajectories = counter("trajectories", "Trajectories acknowledged.")
+        self.tokens = counter("generated_tokens", "Tokens generated and acknowledged.")
+        self.empty = counter("empty_generations", "Generations without a token; each is tried once more.")
+        self.group_seconds = histogram("group_seconds", "From the start of a group to its last token.")
+        self.in_flight = gauge("groups_in_flight", "Groups taken and not yet acknowledged.")
+        self.waiting = gauge("groups_waiting", "Groups held until the weights they require are installed.")
+        self.undelivered = gauge("groups_undelivered", "Finished groups that Kafka has not acknowledged.")
+        self.undelivered_seconds = gauge("undelivered_seconds", "For how long the oldest of them has waited; above 5 no request is taken.")
+        self.installed = gauge("installed_version", "Version whose weights are installed.")
+        self.installs = counter("installs", "Snapshots that arrived, by how that ended.", ["outcome"])
+        self.install_seconds = histogram("install_seconds", "From seeing a manifest to its acknowledgement.", buckets=_INSTALL_BUCKETS)
+        self.peer_bytes = counter(
+            "peer_bytes",
             "Bytes of snapshots where workers pass them on: sent to and received from others, and read from the log or the store (truth).",
             ["way"],
-            registry=registry,
         )
-        self.delta_bytes = Counter(
-            "echo_rollout_delta_bytes", "Bytes of deltas from which snapshots were made, in place of the whole.", registry=registry
-        )
-        self.peers_left_out = Counter(
-            "echo_rollout_peers_left_out",
-            "Times that another worker was left out as a source of weights, by why.",
-            ["why"],
-            registry=registry,
-        )
-        self.skipped = Counter(
-            "echo_rollout_versions_skipped", "Published versions that were passed over for a newer one.", registry=registry
-        )
+        self.delta_bytes = counter("delta_bytes", "Bytes of deltas from which snapshots were made, in place of the whole.")
+        self.peers_left_out = counter("peers_left_out", "Times that another worker was left out as a source of weights, by why.", ["why"])
+        self.skipped = counter("versions_skipped", "Published versions that were passed over for a newer one.")

@@ -21,7 +21,7 @@ from echo_bus.bus import Bus
 from echo_bus.client.kafka_errors import translated
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
-from echo_rollout.feeder import Feeder, FeederParts
+from echo_rollout.feeder import Feeder
 from echo_rollout.joining import Namesake
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
@@ -40,8 +40,7 @@ from echo_schemas.topics import PROGRESS, WEIGHT_CHUNKS, WEIGHTS, WORKERS, weigh
 from echo_settings import Settings
 from echo_settings.rules import evaluation_specs, staleness_policy
 from echo_tasks.base_models import resolve_base
-from echo_tasks.catalogue import load_task
-from echo_tasks.evaluation import load_evaluation_tasks
+from echo_tasks.catalogue import load_evaluation_tasks, load_task
 from echo_tasks.prompts import PromptCodec, check_positions, vocabulary_size
 
 logger = logging.getLogger(__name__)
@@ -178,7 +177,7 @@ def run_feeder(process: RoleProcess) -> None:
         raise UserError("A feeder has nothing to do in sequential mode, where the learner asks.", hint="Start no feeder for this run.")
     bus = process.bus
     with ExitStack() as stack:
-        parts = FeederParts(
+        feeder = Feeder(
             settings=settings,
             policy=staleness_policy(settings),
             task=load_task(settings.task.name, settings.task.options),
@@ -195,7 +194,7 @@ def run_feeder(process: RoleProcess) -> None:
             metrics=FeederMetrics(process.registry),
             clock=process.clock,
         )
-        Feeder(parts).run(process.stop)
+        feeder.run(process.stop)
 
 
 def _prefetch(name: str) -> None:

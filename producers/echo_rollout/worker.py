@@ -24,8 +24,7 @@ from typing import Any
 from echo_bus.client import profiles
 from echo_bus.reading.view import CompactedView
 from echo_rollout.awaited import Failing
-from echo_rollout.engines.acceptance import check_capabilities
-from echo_rollout.engines.engine import SnapshotRef
+from echo_rollout.engines.engine import SnapshotRef, check_capabilities
 from echo_rollout.exact_versions import ExactVersions
 from echo_rollout.heartbeat import WorkerHeartbeat
 from echo_rollout.joining import find_others, still_work

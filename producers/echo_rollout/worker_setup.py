@@ -21,7 +21,7 @@ from echo_rollout.engines.engine import Engine
 from echo_rollout.evaluation_sampling import EvaluationSampler
 from echo_rollout.exact_versions import ExactVersions
 from echo_rollout.generation import GroupSampler, Sample
-from echo_rollout.group_work import GroupWork, Stations
+from echo_rollout.group_work import GroupWork
 from echo_rollout.heartbeat import GenerationTime, WorkerHeartbeat, first_status
 from echo_rollout.holding import EARLY_ASKED_S, EARLY_S, Holding
 from echo_rollout.in_hand_notes import DeathRecord, InHandNotes
@@ -114,7 +114,7 @@ def open_crew(
         is_stuck=lambda: undelivered.is_stuck or not membership.takes,
         num_early=lambda: holding.num_early,
     )
-    stations = Stations(
+    groups = GroupWork(
         intake=intake,
         holding=holding,
         notes=notes,
@@ -126,8 +126,8 @@ def open_crew(
         heartbeat=heartbeat,
         metrics=parts.metrics,
         clock=parts.clock,
+        on_error=failing.note,
     )
-    groups = GroupWork(stations, on_error=failing.note)
     membership = _open_membership(parts, intake, notes, holding, heartbeat, publisher, failing)
     return WorkerCrew(intake=intake, holding=holding, notes=notes, groups=groups, membership=membership)
 

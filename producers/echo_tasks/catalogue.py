@@ -14,13 +14,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from echo_core.evaluation import EvaluationSpec
 from echo_schemas.errors import UserError
 from echo_tasks.options import nearest
 from echo_tasks.rewards import RewardFunction, RewardKind
@@ -167,3 +168,16 @@ def _guarded(load: Callable[[], Any], path: str) -> Any:
         ) from exc
     except Exception as exc:  # a user's module may raise anything while it is imported
         raise UserError(f"{path!r} cannot be imported: {type(exc).__name__}: {exc}") from exc
+
+
+def load_evaluation_tasks(specs: Sequence[EvaluationSpec]) -> dict[str, Task]:
+    """Each evaluation's task, by the evaluation's name. Raises UserError, naming the section, for an unknown task, reward or option."""
+    tasks: dict[str, Task] = {}
+    for spec in specs:
+        try:
+            tasks[spec.name] = load_task(spec.task, spec.options)
+            for name in spec.rewards:
+                load_reward(name)
+        except UserError as exc:
+            raise UserError(f"[[eval]] {spec.name!r}: {exc.message}", hint=exc.hint) from exc
+    return tasks

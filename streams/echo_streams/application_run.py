@@ -23,7 +23,7 @@ from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
 from echo_streams.processing import Processor
 from echo_streams.scoring import Attached, RewardChoice, Scorer, ScoringLimits
-from echo_streams.second_look import LookingParts, SecondLook, read_again
+from echo_streams.second_look import SecondLook, read_again
 from echo_streams.security import login_of
 from echo_tasks.rewards import RewardKind
 
@@ -134,15 +134,13 @@ class ApplicationRun:
     def _second_look(self, app: RewardApp, processor: Processor) -> SecondLook:
         process = self.process
         return SecondLook(
-            LookingParts(
-                names=frozenset(entry.name for entry in self.attached),
-                missing=lambda: self.missing.get(missing_rewards_key(process.settings.run.name)),
-                committed=app.committed,
-                read=lambda places: read_again(process.bus, places),
-                judge=processor.judge_again,
-                send=app.send,
-                clock=process.clock,
-            )
+            names=frozenset(entry.name for entry in self.attached),
+            missing=lambda: self.missing.get(missing_rewards_key(process.settings.run.name)),
+            committed=app.committed,
+            read=lambda places: read_again(process.bus, places),
+            judge=processor.judge_again,
+            send=app.send,
+            clock=process.clock,
         )
 
     def _latest(self) -> Progress | None:

@@ -111,14 +111,7 @@ def _watch_quota(client: Any, kind: str, app: App) -> None:
 class QuietMonitor(Monitor):
     """Counts nothing per message: we have our own metrics."""
 
-    def on_message_in(self, tp: Any, offset: int, message: Any) -> None:
-        pass
+    def on_message_in(self, *_: Any, **__: Any) -> None:
+        """Of a message, and of the events of a stream."""
 
-    def on_stream_event_in(self, tp: Any, offset: int, stream: Any, event: Any) -> None:
-        pass
-
-    def on_stream_event_out(self, tp: Any, offset: int, stream: Any, event: Any, state: Any = None) -> None:
-        pass
-
-    def on_message_out(self, tp: Any, offset: int, message: Any) -> None:
-        pass
+    on_stream_event_in = on_stream_event_out = on_message_out = on_message_in

@@ -25,8 +25,8 @@ from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, TopicAuth
 from faust.exceptions import FaustError
 
 from echo_bus.client.cluster import RawMessage
+from echo_bus.client.kafka_errors import refused
 from echo_bus.client.profiles import GATHERING_MIN_BYTES
-from echo_bus.client.refusals import refused
 from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized, TransportError
 from echo_core.bottleneck import Place, Use

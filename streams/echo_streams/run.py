@@ -10,23 +10,24 @@ import logging
 from collections.abc import Sequence
 from contextlib import closing
 
+from echo_bus.bus import Bus
+from echo_bus.client.kafka_errors import translated
 from echo_runtime.process import RoleProcess
 from echo_schemas.errors import UserError
 from echo_schemas.records import MissingRewards, Progress
-from echo_schemas.topics import PROGRESS, attachment_key
+from echo_schemas.topics import PROGRESS, REWARDS, TRAJECTORIES, attachment_key
 from echo_settings import Settings
 from echo_settings.rules import evaluation_specs
 from echo_streams.application_run import ApplicationRun, Beside
 from echo_streams.attachment import end_when_detached
 from echo_streams.beginning import offsets_of, parse_beginning, place_group
-from echo_streams.preflight import check_topics
 from echo_streams.scoring import Attached, RewardChoice
 from echo_tasks.catalogue import load_reward
 
 logger = logging.getLogger(__name__)
-
 OWN_APPLICATION = "main"
 """The name of the run's own application."""
+_ASK_S = 15.0
 
 
 def run_reward(
@@ -124,3 +125,29 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop  # type: ignore[return-value]  # a function that makes a loop, as the type does
+
+
+def check_topics(bus: Bus) -> int:
+    """The number of partitions of `trajectories`. Raises UserError if a topic is missing, for which Faust's own client would wait silently,
+    or `rewards` has fewer partitions.
+
+    Raises ClusterUnreachable or NotAuthorized.
+    """
+    space = bus.namespace
+    trajectories, rewards, letters = space.topic(TRAJECTORIES), space.topic(REWARDS), space.dead_letters(TRAJECTORIES)
+    admin = bus.cluster.admin()
+    with translated(f"the cluster of {space.name!r}"):
+        found = admin.list_topics(timeout=_ASK_S).topics
+    missing = [topic for topic in (trajectories, rewards, letters) if topic not in found or found[topic].error is not None]
+    if missing:
+        raise UserError(
+            f"The reward application cannot see the topics {', '.join(missing)}.",
+            hint="Run `echoswarm topics apply`; if they exist, compare the rights with `echoswarm acls render`.",
+        )
+    num_read, num_written = len(found[trajectories].partitions), len(found[rewards].partitions)
+    if num_written < num_read:
+        raise UserError(
+            f"{rewards} has {num_written} partitions and {trajectories} {num_read}: a reward lies on its trajectory's partition.",
+            hint=f"Give {rewards} {num_read} partitions.",
+        )
+    return num_read

@@ -15,7 +15,7 @@ import logging
 from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock, Deadline
@@ -34,10 +34,12 @@ _REMEMBERED = 4096
 _READ_S = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LookingParts:
-    """What `SecondLook` works with. `missing()`: the learner's newest list. `committed(partition)`: the group's committed offset, None for
-    a partition of another member. `read`: returns the trajectories at some places; blocks. `judge`: returns their rewards, encoded.
+@dataclass(slots=True, kw_only=True, eq=False)
+class SecondLook:
+    """Scores named trajectories again. `run` it until it is cancelled.
+
+    `missing()`: the learner's newest list. `committed(partition)`: the group's committed offset, None for a partition of another member.
+    `read`: returns the trajectories at some places; blocks. `judge`: returns their rewards, encoded.
     """
 
     names: frozenset[str]
@@ -47,14 +49,7 @@ class LookingParts:
     judge: Callable[[Sequence[Judgeable]], Awaitable[list[Outgoing]]]
     send: Callable[[list[Outgoing]], Awaitable[object]]
     clock: Clock
-
-
-class SecondLook:
-    """Scores named trajectories again. `run` it until it is cancelled."""
-
-    def __init__(self, parts: LookingParts) -> None:
-        self._parts = parts
-        self._looked_s: OrderedDict[Coordinates, float] = OrderedDict()
+    _looked_s: OrderedDict[Coordinates, float] = field(default_factory=OrderedDict, init=False)
 
     async def run(self) -> None:
         while True:
@@ -68,22 +63,20 @@ class SecondLook:
 
     async def look(self) -> None:
         """Score the named trajectories of our partitions that were not scored again within the last minute. Raises TransportError."""
-        parts = self._parts
-        wanted = self._wanted(parts.missing())
+        wanted = self._wanted(self.missing())
         if not wanted:
             return
-        found = await asyncio.to_thread(parts.read, wanted)
-        answers = await parts.judge(found)
-        await parts.send(answers)
+        found = await asyncio.to_thread(self.read, wanted)
+        await self.send(await self.judge(found))
         logger.info("%d trajectories without a reward were scored again", len(found))
 
     def _wanted(self, named: MissingRewards | None) -> list[Coordinates]:
-        if named is None or not self._parts.names & set(named.rewards):
+        if named is None or not self.names & set(named.rewards):
             return []
-        now_s = self._parts.clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         wanted = []
         for where in named.where:
-            committed = self._parts.committed(where.partition)
+            committed = self.committed(where.partition)
             is_done = committed is not None and where.offset < committed
             if is_done and now_s - self._looked_s.get(where, -_NOT_AGAIN_FOR_S) >= _NOT_AGAIN_FOR_S:
                 wanted.append(where)

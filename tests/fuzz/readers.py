@@ -33,7 +33,7 @@ from echo_learner.sequential.requesting import RequestLedger
 from echo_learner.training.config import assembly_limits
 from echo_learner.trust import WorkerTrust
 from echo_memory.message import MemoryMessage
-from echo_rollout.askers_time import AskersTime
+from echo_rollout.holding import AskersTime
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import ready_others
 from echo_rollout.open_seqs import Ledger, OpenRequests, OpenSeqs, standing_of

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from pathlib import Path
 from echo_bus.bus import Bus
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Deadline
-from echo_bus.errors import DeadlineExceeded, TransportError
+from echo_bus.errors import DeadlineExceeded, ProducerFenced, TransportError
 from echo_bus.message import Message
 from echo_bus.reading.view import CompactedView
 from echo_runtime import ownership
@@ -30,7 +30,6 @@ from echo_schemas.records import Progress, SessionClaim, StepReport
 from echo_schemas.topics import PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS
 
 logger = logging.getLogger(__name__)
-
 READ_S = 60.0
 # A successor claims as soon as it has fenced its predecessor, which takes some milliseconds.
 _LOOKS_FOR_SUCCESSOR = 5
@@ -39,7 +38,6 @@ _LOOK_S = 0.2
 _CLOCK_TOLERANCE_S = 5.0
 # Records of `steps` that are read first, from its end; four times as many each time that none is the run's.
 _TAIL = 64
-
 # The topics whose positions and records a checkpoint builds on.
 _KEPT_TOPICS = (TRAJECTORIES, REWARDS, STEPS, WEIGHTS)
 
@@ -245,3 +243,38 @@ def identities(bus: Bus) -> dict[str, str]:
         described = future.result()
         known[physical[name]] = f"{described.topic_id}/{len(described.partitions)}"
     return known
+
+
+class Rivals:
+    """Sessions other than `session` whose heartbeats were read after it began: the cluster tells a fenced learner only when it commits.
+
+    Threads: the view's thread of `progress` notes other sessions; the learner's thread calls `check`, which then reads the log.
+    """
+
+    def __init__(self, progress: CompactedView[Progress], session: str, newest_claim: Callable[[], SessionClaim | None]) -> None:
+        """`progress`: of every run of the namespace; the caller closes it. `newest_claim` reads the log."""
+        self._session = session
+        self._newest_claim = newest_claim
+        self._known = {session}
+        self._heard: str | None = None
+        progress.on_change(self._note)
+
+    def check(self) -> None:
+        """Raise ProducerFenced if another session heartbeats and the newest claim is not ours. A fenced session may heartbeat for a while.
+
+        Raises TransportError if the log cannot be read.
+        """
+        heard, self._heard = self._heard, None
+        if heard is None:
+            return
+        claim = self._newest_claim()
+        if claim is not None and claim.session != self._session:
+            raise ProducerFenced(
+                f"Session {claim.session} of run {claim.run_id!r} has claimed this namespace; {self._session} commits nothing any more.",
+                hint="Stop one of the two learners.",
+            )
+        self._known.add(heard)
+
+    def _note(self, _: str, progress: Progress | None) -> None:
+        if progress is not None and progress.session not in self._known:
+            self._heard = progress.session

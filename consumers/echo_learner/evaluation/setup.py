@@ -26,8 +26,7 @@ from echo_settings import Settings
 from echo_settings.evaluation import EvalSettings
 from echo_settings.rules import evaluation_spec, evaluation_specs
 from echo_tasks.base_models import resolve_base
-from echo_tasks.catalogue import BUILT_IN_REWARDS, BUILT_IN_TASKS
-from echo_tasks.evaluation import load_evaluation_tasks
+from echo_tasks.catalogue import BUILT_IN_REWARDS, BUILT_IN_TASKS, load_evaluation_tasks
 from echo_tasks.prompts import PromptCodec
 
 logger = logging.getLogger(__name__)

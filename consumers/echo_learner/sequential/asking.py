@@ -35,12 +35,13 @@ logger = logging.getLogger(__name__)
 _MOST_REPLACED = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskingParts:
-    """What `BatchRequests` works with; the caller opens and closes it. `inbox` is started; `reply_topic` is its physical name.
+@dataclass(kw_only=True, eq=False)
+class BatchRequests:
+    """Requests one batch after another: a `BatchSource`. Used from the learner's thread.
 
-    `share` tells the chooser the workers and their speeds, before each round of requests. `holders`: the workers that report to read a
-    partition of `requests` now. `timeout_s`: the least time that a request has.
+    The caller opens and closes what it works with. `inbox` is started; `reply_topic` is its physical name. `share` tells the chooser the
+    workers and their speeds, before each round of requests. `holders`: the workers that report to read a partition of `requests` now.
+    `timeout_s`: the least time that a request has.
     """
 
     builder: RequestBuilder
@@ -58,16 +59,11 @@ class AskingParts:
     intake: Intake
     metrics: LearnerMetrics
     clock: Clock
-
-
-class BatchRequests:
-    """Requests one batch after another: a `BatchSource`. Used from the learner's thread."""
+    ledger: RequestLedger
 
     needs_newest = True
 
-    def __init__(self, parts: AskingParts, ledger: RequestLedger) -> None:
-        self._parts = parts
-        self._ledger = ledger
+    def __post_init__(self) -> None:
         self._version = -1
         self._probed = -1
         self._last_closing: Closing | None = None
@@ -75,53 +71,53 @@ class BatchRequests:
         self._num_sent = self._num_resent = 0
         # Whether requests wait for room: then every receipt must wake the learner.
         self._is_short = False
-        self._patience = Patience(least_s=parts.timeout_s, num_steps=0)
+        self._patience = Patience(least_s=self.timeout_s, num_steps=0)
         # By correlation id: the request's partition, and the workers that read it when the request was sent.
         self._placed: dict[str, tuple[int, frozenset[str]]] = {}
         # Per partition, requests written and done. Not offsets: other writers' records lie between them.
-        self._written = [0] * parts.num_partitions
-        self._done = [0] * parts.num_partitions
+        self._written = [0] * self.num_partitions
+        self._done = [0] * self.num_partitions
 
     def begin(self, version: int, sha256: str) -> None:
         """Request samples of `version` from now on, whose snapshot, with this checksum, is in the log or will soon be."""
-        self._parts.intake.expect_weights(sha256)
-        self._ledger.begin(version, sha256)
+        self.intake.expect_weights(sha256)
+        self.ledger.begin(version, sha256)
         self._version = version
 
     def is_issued(self, seq: int) -> bool:
         """Whether `seq` was ever requested. From any thread."""
-        return seq < self._ledger.next_seq
+        return seq < self.ledger.next_seq
 
     def on_its_way(self, ask: Ask) -> None:
         """Wait for a request of an earlier session."""
-        self._ledger.adopt(ask)
+        self.ledger.adopt(ask)
 
     def next_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
         """The groups of the next batch; None if they are not there within `timeout_s`, or after `Intake.wake`.
 
         Raises UserError if the workers fail at everything, TransportError.
         """
-        intake, clock = self._parts.intake, self._parts.clock
+        intake, clock = self.intake, self.clock
         # Until the log is read to its end, it may hold the groups already.
         if intake.is_caught_up:
-            self._look(intake.states(self._ledger.open_seqs))
+            self._look(intake.states(self.ledger.open_seqs))
             self._take_replies()
-            self._close(self._ledger.expire(clock.time_ms(), self._patience.limit_s(), least_s=self._parts.timeout_s))
+            self._close(self.ledger.expire(clock.time_ms(), self._patience.limit_s(), least_s=self.timeout_s))
             self._send()
         groups = intake.next_batch(version, terms, timeout_s)
         if groups is not None:
             trained = {group.seq for group in groups}
             # A group that became whole after the look above may be in this batch already.
-            self._look(dict.fromkeys(self._ledger.open_seqs & trained, SeqState.WHOLE))
-            self._ledger.trained(trained)
+            self._look(dict.fromkeys(self.ledger.open_seqs & trained, SeqState.WHOLE))
+            self.ledger.trained(trained)
             self._settle_places()
         return groups
 
     def hear(self, reply: RolloutReply) -> None:
         """Take note of a receipt, on the replies thread. An expected one does not wake the learner: its group will."""
-        is_plain = reply.outcome is ReplyOutcome.DONE and reply.version == self._version and len(reply.where) == self._parts.group_size
+        is_plain = reply.outcome is ReplyOutcome.DONE and reply.version == self._version and len(reply.where) == self.group_size
         if self._is_short or not is_plain:
-            self._parts.intake.wake()
+            self.intake.wake()
 
     def take_counts(self) -> dict[str, float]:
         """Counts for the step's report, since the last call: requests sent, and replies by fate."""
@@ -134,15 +130,15 @@ class BatchRequests:
     def _look(self, states: Mapping[int, SeqState]) -> None:
         """Tell the ledger the assembler's state of open seqs."""
         for seq, state in states.items():
-            took_s = self._ledger.look(seq, state, self._parts.clock.time_ms())
+            took_s = self.ledger.look(seq, state, self.clock.time_ms())
             if took_s is not None:
                 self._patience.finished(took_s)
 
     def _take_replies(self) -> None:
-        for correlation, reply in self._parts.inbox.take():
-            verdict = self._ledger.take(correlation, reply, is_holder=self._is_holder(correlation, reply.worker_id))
+        for correlation, reply in self.inbox.take():
+            verdict = self.ledger.take(correlation, reply, is_holder=self._is_holder(correlation, reply.worker_id))
             self._fates[verdict.fate] += 1
-            self._parts.metrics.replies.labels(verdict.fate.value).inc()
+            self.metrics.replies.labels(verdict.fate.value).inc()
             if verdict.fate is ReplyFate.FOREIGN:
                 said = reply.error or reply.outcome.value
                 logger.warning("%s answers %s for %s, which it did not hold; ignored", reply.worker_id, said, reply.group_id)
@@ -158,59 +154,57 @@ class BatchRequests:
         placed = self._placed.get(correlation)
         if placed is None:
             return True
-        holders = placed[1] | self._parts.holders(placed[0])
+        holders = placed[1] | self.holders(placed[0])
         return not holders or worker_id in holders
 
     def _close(self, closings: list[Closing]) -> None:
         for closing in closings:
             logger.warning("Seq %d is given up (%s): %s", closing.seq, closing.why.value, closing.detail)
-            self._parts.intake.drop(closing.seq, closing.why, closing.detail)
+            self.intake.drop(closing.seq, closing.why, closing.detail)
             self._last_closing = closing
-        if self._ledger.num_given_up > _MOST_REPLACED * max(1, len(self._ledger.open_seqs)):
+        if self.ledger.num_given_up > _MOST_REPLACED * max(1, len(self.ledger.open_seqs)):
             last = "the assembler dropped them" if self._last_closing is None else self._last_closing.detail
             raise UserError(
-                f"No batch of version {self._version} can be filled: {self._ledger.num_given_up} groups were given up. The last: {last}",
+                f"No batch of version {self._version} can be filled: {self.ledger.num_given_up} groups were given up. The last: {last}",
                 hint="Read the workers' logs; the run goes on from its last step once they can answer.",
             )
 
     def _send(self) -> None:
         """Send the wanted requests, as far as the workers have room."""
-        parts, ledger = self._parts, self._ledger
-        if not ledger.num_wanted:
+        if not self.ledger.num_wanted:
             return
         self._settle_places()
-        parts.share(parts.chooser)
+        self.share(self.chooser)
         self._send_probe()
-        while (ask := ledger.next_wanted(parts.clock.time_ms(), self._patience.limit_s())) is not None:
-            partition = parts.chooser.choose()
+        while (ask := self.ledger.next_wanted(self.clock.time_ms(), self._patience.limit_s())) is not None:
+            partition = self.chooser.choose()
             self._is_short = partition is None
             if partition is None:
                 return
-            request = parts.builder.build(ask.seq, Purpose.TRAIN, group_size=parts.group_size, sampling=parts.sampling)
+            request = self.builder.build(ask.seq, Purpose.TRAIN, group_size=self.group_size, sampling=self.sampling)
             self._publish(
                 replace(self._exact(request, ask.deadline_ms), correlation=ask.correlation, resends=ask.resends),
                 partition,
-                headers=reply_headers(ask.correlation, topic=parts.reply_topic, partition=PARTITION, deadline_ms=ask.deadline_ms),
+                headers=reply_headers(ask.correlation, topic=self.reply_topic, partition=PARTITION, deadline_ms=ask.deadline_ms),
             )
             self._place(ask.correlation, partition)
-            ledger.sent(ask)
+            self.ledger.sent(ask)
             self._num_sent += 1
             self._num_resent += ask.resends > 0
 
     def _send_probe(self) -> None:
         """Send one probe per version, on which log-probabilities are compared. No batch waits for it."""
-        parts = self._parts
-        if not parts.probe_size or self._probed >= self._version:
+        if not self.probe_size or self._probed >= self._version:
             return
         self._probed = self._version
-        partition = parts.chooser.choose()
+        partition = self.chooser.choose()
         if partition is None:
             return
-        request = parts.builder.build(self._version, Purpose.PROBE, group_size=parts.probe_size, sampling=parts.sampling)
+        request = self.builder.build(self._version, Purpose.PROBE, group_size=self.probe_size, sampling=self.sampling)
         patience_s = self._patience.limit_s()
-        deadline_ms = None if patience_s is None else parts.clock.time_ms() + int(patience_s * 1000)
+        deadline_ms = None if patience_s is None else self.clock.time_ms() + int(patience_s * 1000)
         self._publish(self._exact(request, deadline_ms), partition)
-        parts.chooser.failed(partition)
+        self.chooser.failed(partition)
 
     def _exact(self, request: RolloutRequest, deadline_ms: int | None) -> RolloutRequest:
         return replace(
@@ -218,19 +212,19 @@ class BatchRequests:
             required_version=self._version,
             exact=True,
             learner_version=self._version,
-            issued_ms=self._parts.clock.time_ms(),
+            issued_ms=self.clock.time_ms(),
             deadline_ms=deadline_ms,
         )
 
     def _publish(self, request: RolloutRequest, partition: int, headers: tuple[tuple[str, bytes], ...] = ()) -> None:
-        self._parts.publisher.publish(REQUESTS, request, partition=partition, headers=headers)
-        self._parts.metrics.requests.labels(request.purpose.value).inc()
+        self.publisher.publish(REQUESTS, request, partition=partition, headers=headers)
+        self.metrics.requests.labels(request.purpose.value).inc()
 
     # How much work each partition has
 
     def _place(self, correlation: str, partition: int) -> None:
-        self._placed[correlation] = partition, self._parts.holders(partition)
-        self._parts.chooser.acknowledged(partition, self._written[partition])
+        self._placed[correlation] = partition, self.holders(partition)
+        self.chooser.acknowledged(partition, self._written[partition])
         self._written[partition] += 1
 
     def _finish(self, correlation: str) -> None:
@@ -238,10 +232,10 @@ class BatchRequests:
         if correlation in self._placed:
             partition, _ = self._placed.pop(correlation)
             self._done[partition] += 1
-            self._parts.chooser.observe({partition: PartitionWork(first_open=self._done[partition], end=self._written[partition])})
+            self.chooser.observe({partition: PartitionWork(first_open=self._done[partition], end=self._written[partition])})
 
     def _settle_places(self) -> None:
         """Release the shares of requests whose answer is not needed any more."""
-        current = self._ledger.current
+        current = self.ledger.current
         for correlation in [correlation for correlation in self._placed if correlation not in current]:
             self._finish(correlation)

@@ -16,7 +16,7 @@ from echo_core.closed_seqs import ClosedSeqs, plan_resume
 from echo_learner.commit.learner_state import LearnerState
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.sequential.asking import AskingParts, BatchRequests
+from echo_learner.sequential.asking import BatchRequests
 from echo_learner.sequential.open_requests import LeftOver, find_left_over, read_requests
 from echo_learner.sequential.replies import ReplyInbox
 from echo_learner.sequential.requesting import RequestLedger
@@ -83,29 +83,27 @@ def open_asking(
     inbox = ReplyInbox(bus.reader([REPLIES]), lambda reply: heard[0].hear(reply))
     with closing(inbox):
         asking = BatchRequests(
-            AskingParts(
-                builder=RequestBuilder(
-                    run_id=settings.run.name,
-                    task=load_task(settings.task.name, settings.task.options),
-                    seed=settings.run.seed,
-                    prompts=prompts,
-                ),
-                group_size=settings.rollout.group_size,
-                probe_size=settings.rollout.probe_size,
-                sampling=training_sampling(settings.rollout),
-                timeout_s=settings.rollout.request_timeout_s,
-                publisher=publisher,
-                inbox=inbox,
-                reply_topic=bus.namespace.topic(REPLIES),
-                chooser=LeastLagChooser(num_partitions, depth=max(settings.rollout.depth, math.ceil((groups + 1) / num_partitions))),
-                num_partitions=num_partitions,
-                share=share,
-                holders=lambda partition: roster.holders(partition, clock.monotonic_s()),
-                intake=intake,
-                metrics=metrics,
-                clock=clock,
+            builder=RequestBuilder(
+                run_id=settings.run.name,
+                task=load_task(settings.task.name, settings.task.options),
+                seed=settings.run.seed,
+                prompts=prompts,
             ),
-            RequestLedger(
+            group_size=settings.rollout.group_size,
+            probe_size=settings.rollout.probe_size,
+            sampling=training_sampling(settings.rollout),
+            timeout_s=settings.rollout.request_timeout_s,
+            publisher=publisher,
+            inbox=inbox,
+            reply_topic=bus.namespace.topic(REPLIES),
+            chooser=LeastLagChooser(num_partitions, depth=max(settings.rollout.depth, math.ceil((groups + 1) / num_partitions))),
+            num_partitions=num_partitions,
+            share=share,
+            holders=lambda partition: roster.holders(partition, clock.monotonic_s()),
+            intake=intake,
+            metrics=metrics,
+            clock=clock,
+            ledger=RequestLedger(
                 num_groups=groups,
                 group_size=settings.rollout.group_size,
                 max_resends=settings.rollout.resends,

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from echo_bus.client.cluster import Cluster, RawConsumer, RawProducer
-from echo_bus.client.kafka_errors import MISSING, translate
+from echo_bus.client.kafka_errors import MISSING, refused, translate
 from echo_bus.client.profiles import GROUP_CONSUMER
-from echo_bus.client.refusals import refused
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_schemas.rights import Resource

@@ -12,9 +12,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from echo_bus.client.cluster import RawConsumer, RawProducer
-from echo_bus.client.kafka_errors import LOGIN_REFUSED, translate
+from echo_bus.client.kafka_errors import LOGIN_HINT, LOGIN_REFUSED, translate
 from echo_bus.client.profiles import FAILOVER
-from echo_bus.client.refusals import LOGIN_HINT
 from echo_bus.errors import NotAuthorized, TransportError
 
 logger = logging.getLogger(__name__)

@@ -4,6 +4,7 @@ translate, translated    of a request
 check_error              of a consumer's event: go on, or stop
 not_delivered            of a record without an acknowledgement
 transaction_error        of a step of a transaction: repeat it, roll back, or give the writer up
+refused, refusal         of an operation that the cluster refuses: which one, on which resource, and the command that allows it
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from contextlib import contextmanager
 from confluent_kafka import KafkaError, KafkaException
 
 from echo_bus.client.cluster import RawMessage
-from echo_bus.client.refusals import LOGIN_HINT, refused
 from echo_bus.errors import (
     ClusterUnreachable,
     DeliveryFailed,
@@ -27,12 +27,10 @@ from echo_bus.errors import (
     TransactionAborted,
     TransportError,
 )
-from echo_schemas.rights import Resource
+from echo_schemas.rights import Acl, Resource
 
 logger = logging.getLogger(__name__)
-
 END_OF_PARTITION = KafkaError._PARTITION_EOF  # noqa: SLF001  public in librdkafka, underscored in Python
-
 LOGIN_REFUSED = frozenset({KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError._AUTHENTICATION})  # noqa: SLF001  as above
 _NOT_ALLOWED = LOGIN_REFUSED | {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
@@ -45,6 +43,11 @@ MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC
 _LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 _FATAL, _FENCED = KafkaError._FATAL, "fenced by other consumer"  # noqa: SLF001
 _REPLACED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID, KafkaError._FENCED})  # noqa: SLF001
+LOGIN_HINT = "Check the user and the password, token or certificate in [kafka.client]; is the user known to the cluster?"
+# Placeholders in the command of the hint, if the principal or the address is unknown.
+_SOMEBODY, _SOMEWHERE = "User:LOGIN", "HOST:PORT"
+# A role without any permission lacks thirty.
+_MOST_NAMED = 3
 
 
 def kafka_error(exc: KafkaException | SystemError) -> KafkaError | None:
@@ -134,3 +137,17 @@ def transaction_error(error: KafkaError, doing: str, transactional_id: str) -> T
     if error.txn_requires_abort():
         return TransactionAborted(f"The transaction must be rolled back (while {doing}): {error.str()}.")
     return None if error.retriable() else TransportError(f"A transaction failed while {doing}: {error.str()}.")
+
+
+def refused(operation: str, resource: Resource, name: str) -> NotAuthorized:
+    """The error for one refused operation, named as `echoswarm acls render` names it: `refused("Write", Resource.TOPIC, …)`."""
+    return refusal(Acl(_SOMEBODY, resource, name, operation))
+
+
+def refusal(*lacking: Acl, bootstrap: str = _SOMEWHERE) -> NotAuthorized:
+    """The error for one or more missing permissions of one principal."""
+    first, more = lacking[0], len(lacking) - _MOST_NAMED
+    named = ", ".join(acl.words for acl in lacking[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    who = "this login" if first.principal == _SOMEBODY else first.principal
+    rest = "all that each role needs: `echoswarm acls render`." if len(lacking) == 1 else "and so on: `echoswarm acls render` prints all."
+    return NotAuthorized(f"The cluster refuses {who} {named}.", hint=f"Type `{first.command(bootstrap)}`; {rest}", resource=first.resource)

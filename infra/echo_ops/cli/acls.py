@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 import typer
 import yaml
 
-from echo_ops.acls import as_commands, as_plain
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.options import ClusterName, Config
-from echo_ops.topic_rendering import kafka_users
+from echo_ops.topic_rendering import as_commands, as_plain, kafka_users
 from echo_schemas.naming import Namespace
 from echo_schemas.rights import acls_of
 

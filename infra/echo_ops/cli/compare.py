@@ -12,6 +12,7 @@ from echo_bus.clock import Deadline
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config
 from echo_ops.cli.output import out
+from echo_ops.report.summary import or_dash
 from echo_ops.rewards.comparison import Comparison, Moments
 from echo_ops.rewards.comparison import compare as compare_rewards
 from echo_ops.rewards.weights import full_name
@@ -49,16 +50,20 @@ def lines_of(a: str, b: str, found: Comparison) -> list[str]:
     width = max(len(a), len(b))
     lines = [f"{found.num_matched:,} samples have both, of {found.num_a:,} with {a} and {found.num_b:,} with {b}"]
     lines += [f"  {name.ljust(width)}  {_moments(moments)}" for name, moments in ((a, found.a), (b, found.b))]
-    lines.append(f"  Pearson {_form(found.pearson)}, Spearman {_form(found.spearman)}, mean absolute difference {found.mae:.4g}")
+    lines.append(
+        f"  Pearson {or_dash(found.pearson, '.3f')}, Spearman {or_dash(found.spearman, '.3f')}, mean absolute difference {found.mae:.4g}"
+    )
     if found.confusion is not None:
         neither, only_b, only_a, both = found.confusion
-        lines.append(f"  both 1: {both:,}; only {a}: {only_a:,}; only {b}: {only_b:,}; both 0: {neither:,}; kappa {_form(found.kappa)}")
-    if found.num_groups:
-        lines.append(f"  within {found.num_groups:,} groups: rank correlation {_form(found.rank_within)}")
-        lines.append(f"  advantages that change their sign: {_form(found.flipped, '.1%')} of those that both have")
         lines.append(
-            f"  groups without signal: {_form(found.flat_a, '.1%')} under {a}, {_form(found.flat_b, '.1%')} under {b}, "
-            f"{_form(found.flat_either, '.1%')} under either"
+            f"  both 1: {both:,}; only {a}: {only_a:,}; only {b}: {only_b:,}; both 0: {neither:,}; kappa {or_dash(found.kappa, '.3f')}"
+        )
+    if found.num_groups:
+        lines.append(f"  within {found.num_groups:,} groups: rank correlation {or_dash(found.rank_within, '.3f')}")
+        lines.append(f"  advantages that change their sign: {or_dash(found.flipped, '.1%')} of those that both have")
+        lines.append(
+            f"  groups without signal: {or_dash(found.flat_a, '.1%')} under {a}, {or_dash(found.flat_b, '.1%')} under {b}, "
+            f"{or_dash(found.flat_either, '.1%')} under either"
         )
     return lines
 
@@ -80,7 +85,3 @@ def newest_rewards(bus: Bus, last: int, until_ms: int | None = None) -> list[Rew
 
 def _moments(moments: Moments) -> str:
     return f"mean {moments.mean:.4g}, std {moments.std:.4g}, from {moments.minimum:.4g} to {moments.maximum:.4g}"
-
-
-def _form(value: float | None, form: str = ".3f") -> str:
-    return "–" if value is None else format(value, form)

@@ -31,8 +31,7 @@ from echo_ops.cli.options import AsJson, Config, Since, Until, Yes
 from echo_ops.cli.output import ExitCode, err, fail, out, shown_time
 from echo_ops.cli.ranges import parse_times
 from echo_ops.redrive.letters import Letter, letter_of, reason_of
-from echo_ops.redrive.mending import load_mend
-from echo_ops.redrive.preparing import Handling, Prepared
+from echo_ops.redrive.preparing import Handling, Prepared, load_mend
 from echo_ops.redrive.redriving import ROLE, Backlog, Redrive, Tally, discard, require_reasons, require_redrivable
 from echo_runtime.garbage import seldom_collected
 from echo_schemas.errors import InvalidRecord, UserError

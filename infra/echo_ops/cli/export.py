@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from echo_ops.cli.analysis import require_analysis
-from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.context import reach_bus, read_settings, require_analysis
 from echo_ops.cli.options import Config, RunName
 from echo_ops.cli.output import ExitCode, err, fail, out, remark
 from echo_ops.cli.ranges import run_named

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -33,52 +33,40 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do it.")]
 class RangeOptions:
     """Which records of the past, as the options were typed; empty where an option was not given."""
 
-    version: str = ""
-    step: str = ""
-    offsets: Sequence[str] = ()
-    since: str = ""
-    until: str = ""
-    groups: Sequence[str] = ()
-    worker: str = ""
-    task: str = ""
-    purpose: str = ""
-    fate: str = ""
-    sample: int | None = None
-
-
-def _range_options(
-    version: Annotated[str, typer.Option(metavar="A..B", help="Trajectories with a token of one of these versions.")] = "",
-    step: Annotated[str, typer.Option(metavar="A..B", help="Trajectories that were trained in these steps.")] = "",
-    offsets: Annotated[list[str] | None, typer.Option(metavar="P:A..B", help="Offsets of a partition of trajectories; repeatable.")] = None,
-    since: Since = "",
-    until: Until = "",
-    group: Annotated[list[str] | None, typer.Option(metavar="GROUP", help="A group, such as demo/17 or 17; repeatable.")] = None,
-    worker: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this worker.")] = "",
-    task: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this task.")] = "",
-    purpose: Annotated[Literal["", "train", "eval", "probe"], typer.Option(help="Only samples with this purpose.")] = "",
+    version: Annotated[str, typer.Option(metavar="A..B", help="Trajectories with a token of one of these versions.")] = ""
+    step: Annotated[str, typer.Option(metavar="A..B", help="Trajectories that were trained in these steps.")] = ""
+    offsets: Annotated[list[str] | None, typer.Option(metavar="P:A..B", help="Offsets of a partition of trajectories; repeatable.")] = None
+    since: Since = ""
+    until: Until = ""
+    groups: Annotated[list[str] | None, typer.Option("--group", metavar="GROUP", help="A group, such as demo/17 or 17; repeatable.")] = None
+    worker: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this worker.")] = ""
+    task: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this task.")] = ""
+    purpose: Annotated[Literal["", "train", "eval", "probe"], typer.Option(help="Only samples with this purpose.")] = ""
     fate: Annotated[
         Literal["", "trained", "dropped", "dead", "evaluated", "probed", "open"], typer.Option(help="Only samples with this fate.")
-    ] = "",
-    sample: Annotated[int | None, typer.Option(min=0, help="Only this member of each group.")] = None,
-) -> RangeOptions:
-    return RangeOptions(
-        version=version, step=step, offsets=tuple(offsets or ()), since=since, until=until, groups=tuple(group or ()),
-        worker=worker, task=task, purpose=purpose, fate=fate, sample=sample,
-    )  # fmt: skip
+    ] = ""
+    sample: Annotated[int | None, typer.Option(min=0, help="Only this member of each group.")] = None
 
 
-def in_range(body: Callable[..., None]) -> Callable[..., None]:
-    """A command that has the options of `_range_options` in the place of its parameter `options`."""
-    shared = inspect.signature(_range_options, eval_str=True).parameters
+def taking(name: str, kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a command that takes the options that the fields of the dataclass `kind` describe, in the place of its parameter `name`."""
+    shared = inspect.signature(kind, eval_str=True).parameters
 
-    @functools.wraps(body)
-    def command(**given: Any) -> None:
-        named = {name: given.pop(name) for name in shared if name in given}
-        body(**given, options=_range_options(**named))
+    def made(body: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(body)
+        def command(**given: Any) -> None:
+            named = {field: given.pop(field) for field in shared if field in given}
+            # Typer gives a list that nobody has named as None, or empty.
+            body(**given, **{name: kind(**{field: value for field, value in named.items() if value != []})})
 
-    own = [each for each in inspect.signature(body, eval_str=True).parameters.values() if each.name != "options"]
-    merged = [each.replace(kind=each.KEYWORD_ONLY) for each in (*own, *shared.values())]
-    # What Typer reads.
-    command.__annotations__ = {each.name: each.annotation for each in merged}
-    command.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]  # functions may have one
-    return command
+        own = [each for each in inspect.signature(body, eval_str=True).parameters.values() if each.name != name]
+        merged = [each.replace(kind=each.KEYWORD_ONLY) for each in (*own, *shared.values())]
+        # What Typer reads.
+        command.__annotations__ = {each.name: each.annotation for each in merged}
+        command.__signature__ = inspect.Signature(merged)  # type: ignore[attr-defined]  # functions may have one
+        return command
+
+    return made
+
+
+in_range = taking("options", RangeOptions)

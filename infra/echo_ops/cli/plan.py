@@ -18,7 +18,8 @@ from echo_core.capacity.provisioning import Limits, Provision, advice, provision
 from echo_ops.cli.options import Page
 from echo_ops.cli.output import ExitCode, aligned, out
 from echo_ops.measured_run import AccuracyCurve, MeasuredRun, read_measured_run
-from echo_ops.plan_page import MOST_LEVELS, accuracy_rows, accuracy_words, number, plan_page
+from echo_ops.plan_page import MOST_LEVELS, accuracy_rows, accuracy_words, plan_page
+from echo_ops.simulation.figures import finite, number
 from echo_schemas.errors import UserError
 
 _AUTO = "auto"
@@ -166,15 +167,15 @@ def as_plain(
                 "publication_period": each.publication_period,
                 "gamma": each.limits.gamma,
                 "is_feasible": each.is_feasible,
-                "needed_rate": _finite(each.target),
+                "needed_rate": finite(each.target),
                 "workers": dict(_counts(each)),
                 "worker_ids": [worker.worker_id for worker in each.workers],
                 "rate": each.rate,
-                "wait_s": _finite(each.wait_s),
+                "wait_s": finite(each.wait_s),
                 "bubble_ratio": each.bubble_share,
-                "staleness_bound": _finite(each.staleness_bound),
+                "staleness_bound": finite(each.staleness_bound),
                 "price_per_hour": each.price_per_hour,
-                "cost_per_step": _finite(each.cost_per_step),
+                "cost_per_step": finite(each.cost_per_step),
                 "optimum_price_per_hour": each.optimum_price_per_hour,
                 "advice": advice(each, demand),
             }
@@ -195,15 +196,11 @@ def _accuracy(plans: Sequence[Provision], measured: MeasuredRun, curve: Accuracy
                 "mean": point.mean,
                 "stderr": point.stderr,
                 "cost_in_run": None if measured.cost_per_step is None else measured.cost_per_step * point.version,
-                "cost": {str(each.limits.budget): _finite(each.cost_per_step * point.version) for each in plans},
+                "cost": {str(each.limits.budget): finite(each.cost_per_step * point.version) for each in plans},
             }
             for point in curve.best(MOST_LEVELS)
         ],
     }
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
 
 
 def _counts(each: Provision) -> Counter[str]:

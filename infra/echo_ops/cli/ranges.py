@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from echo_bus.bus import Bus
-from echo_ops.cli.analysis import require_analysis
-from echo_ops.cli.context import reach_bus
+from echo_ops.cli.context import reach_bus, require_analysis
 from echo_ops.cli.options import RangeOptions
 from echo_replay.following import follow
 from echo_replay.history import History, Told, open_history

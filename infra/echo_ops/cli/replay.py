@@ -17,9 +17,8 @@ from echo_ops.cli.options import Config, Follow, RangeOptions, RunName, in_range
 from echo_ops.cli.output import err, remark
 from echo_ops.cli.ranges import going_on, history_of, nothing_selected, selection_of
 from echo_replay.history import Told
-from echo_replay.replaying import at_original_pace, at_rate
-from echo_replay.replaying import replay as write_again
-from echo_replay.sinks import STREAM, is_whole, open_sink
+from echo_replay.sinks import STREAM, at_original_pace, at_rate, is_whole, open_sink
+from echo_replay.sinks import replay as write_again
 from echo_schemas.errors import UserError
 
 Pace = Literal["full", "original"]

@@ -13,9 +13,8 @@ import numpy as np
 import typer
 
 from echo_bus.bus import Bus
-from echo_ops.cli.analysis import require_analysis
 from echo_ops.cli.compare import lines_of, newest_rewards
-from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.context import reach_bus, read_settings, require_analysis
 from echo_ops.cli.options import Config, RangeOptions, RewardPath, RunName, in_range
 from echo_ops.cli.output import out, remark
 from echo_ops.cli.ranges import history_of, nothing_selected, run_named, selection_of

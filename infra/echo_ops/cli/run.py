@@ -18,7 +18,7 @@ from echo_bus.client.kafka_errors import translate
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_ops.cli.context import read_settings
-from echo_ops.cli.options import Config
+from echo_ops.cli.options import Config, taking
 from echo_ops.roles import ROLES, Flags, Role, arguments_of
 from echo_runtime.logs import LogFormat, set_up_logs
 from echo_runtime.ownership import START_VARIABLE, await_turn
@@ -38,6 +38,7 @@ _ASK_S = 2.0
 _ASK_EVERY_S = 0.1
 
 
+@taking("flags", Flags)
 def run_role(
     role: Annotated[Role, typer.Argument(help="Which role this process is.")],
     config: Config = None,
@@ -47,42 +48,15 @@ def run_role(
     log_format: Annotated[
         LogFormat | None, typer.Option("--log-format", help="json: one object a line. By default as [logs] format says.")
     ] = None,
-    kind: Annotated[str, typer.Option(help="worker: which [[rollout.pool]] of the file it is.")] = "",
-    episodes: Annotated[Path | None, typer.Option(help="offline: the file of episodes, in place of [offline] episodes.")] = None,
-    takeover: Annotated[bool, typer.Option("--takeover", help="learner: take the run over from a process that does not answer.")] = False,
-    skip: Annotated[bool, typer.Option("--skip", help="learner: drop the seqs whose records the log has lost, and go on.")] = False,
-    application: Annotated[
-        str | None, typer.Option(help="reward: the name of an application beside the run's own; processes of one name share its work.")
-    ] = None,
-    rewards: Annotated[
-        list[str] | None,
-        typer.Option("--reward", help="reward, with --application: score with this one, not with all of the file. Repeatable."),
-    ] = None,
-    beginning: Annotated[
-        str, typer.Option("--from", help="reward, with --application: where its group begins, instead of at its committed offsets.")
-    ] = "",
-    share: Annotated[float, typer.Option("--sample", min=0.0, max=1.0, help="reward, with --application: share of the groups.")] = 1.0,
-    ends_with_run: Annotated[
-        bool, typer.Option("--ends-with-run", help="reward, with --application: end two minutes after the run has.")
-    ] = False,
+    *,
+    flags: Flags,
 ) -> None:
     """Import what the role needs (the slow part), wait for its topics and its turn, run it. Blocks until it ends.
 
     Raises UserError for flags of another role, and if another run owns the namespace; NotAuthorized for rights that the role lacks.
     """
-    flags = Flags(
-        kind=kind,
-        episodes=episodes,
-        takeover=takeover,
-        skip=skip,
-        application=application,
-        names=tuple(rewards or ()),
-        beginning=beginning,
-        share=share,
-        ends_with_run=ends_with_run,
-    )
     arguments = arguments_of(role, flags)
-    settings = settings_of_kind(read_settings(config), kind)
+    settings = settings_of_kind(read_settings(config), flags.kind)
     process = f"{role.value}.{name}" if name else role.value
     form = log_format or settings.logs.format
     set_up_logs(log_file, form, run=settings.run.name, role=role.value, process=process)

@@ -11,8 +11,7 @@ import typer
 from rich.table import Table
 
 from echo_bus.bus import Bus
-from echo_ops.cli.analysis import require_analysis
-from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.context import reach_bus, read_settings, require_analysis
 from echo_ops.cli.options import AsJson, Config, Yes
 from echo_ops.cli.output import out, remark, shown_time
 from echo_ops.cli.ranges import run_named

@@ -14,8 +14,7 @@ from rich import box
 from rich.table import Table as Screen
 
 from echo_bus.clock import SystemClock
-from echo_ops.cli.analysis import require_analysis
-from echo_ops.cli.context import reach_bus, read_settings
+from echo_ops.cli.context import reach_bus, read_settings, require_analysis
 from echo_ops.cli.harmless import harmless
 from echo_ops.cli.options import Config, Exported, RangeOptions, RunName, in_range
 from echo_ops.cli.output import err, out, remark

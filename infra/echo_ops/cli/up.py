@@ -37,14 +37,13 @@ from echo_ops.report.screen import Screen
 from echo_ops.report.spans import GenerationSpan, read_spans
 from echo_ops.report.standstill import Standstills
 from echo_ops.report.summary import summarise_run
-from echo_ops.supervisor.age import process_age_s
 from echo_ops.supervisor.broker import RunBroker, given_bootstrap
 from echo_ops.supervisor.child import Crew, ProcessChild
-from echo_ops.supervisor.folder_lock import folder_lock
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import plan_children
-from echo_ops.supervisor.registration import make_topics, refuse_if_owned
-from echo_ops.supervisor.supervisor import RunEnd, Stages, Supervisor
+from echo_ops.supervisor.registration import folder_lock, make_topics, refuse_if_owned
+from echo_ops.supervisor.supervisor import RunEnd, Supervisor
+from echo_ops.surroundings import process_age_s
 from echo_runtime.logins import ADMIN
 from echo_runtime.logs import set_up_logs
 from echo_runtime.opening import open_bus, open_cluster
@@ -184,12 +183,9 @@ class _Run:
                     stack.callback(self._leave_screen)
                 guard = stack.enter_context(closing(Guard()))
                 crew = Crew(lambda plan: ProcessChild(plan, guard), self._clock)
-                stages = Stages(prepare=self._prepare, conclude=self._conclude)
                 drain_s = max(self._settings.run.drain_s, *(kind.run.drain_s for _, kind in kinds_of(self._settings)))
                 released = self._released if self._settings.coordinator.machines == "local" else frozenset
-                outcome = (
-                    Supervisor(crew, self._broker, stages, self, self._clock, drain_s=drain_s, released=released).run(self._plans).value
-                )
+                outcome = Supervisor(crew, self._broker, self, self._clock, drain_s=drain_s, released=released).run(self._plans).value
         finally:
             self._close(outcome)
         if outcome == RunEnd.INTERRUPTED:
@@ -243,7 +239,7 @@ class _Run:
     def _elapsed_s(self) -> float:
         return self._clock.monotonic_s() - self._zero_s
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         self._observer.note(Milestone.KAFKA)
         self._bus = bus = open_bus(self._connected, "view")
         differing = make_topics(open_cluster(self._connected, ADMIN), bus.namespace, replicas=self._settings.kafka.replicas)
@@ -252,7 +248,7 @@ class _Run:
         self._observer.note(Milestone.TOPICS)
         self._observer.start(bus)
 
-    def _conclude(self) -> None:
+    def conclude(self) -> None:
         """Read everything that needs Kafka, before it stops."""
         self._observer.finish()
         if self._bus is None:

@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from echo_bus.bus import Bus
-from echo_ops.cli.analysis import require_analysis
-from echo_ops.cli.context import read_settings
+from echo_ops.cli.context import read_settings, require_analysis
 from echo_ops.cli.options import Config, RunName
 from echo_ops.cli.output import err, out, remark
 from echo_ops.cli.painting import Pieces

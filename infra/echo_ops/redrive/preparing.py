@@ -14,17 +14,18 @@ from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.dead_letters import RETRIES
 from echo_bus.wire import Wire
 from echo_ops.redrive.letters import REDRIVEN, Letter
-from echo_ops.redrive.mending import Mend
 from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, UserError
 from echo_schemas.headers import SIGNATURE
 from echo_schemas.records import Record
 from echo_schemas.topics import Topic
+from echo_tasks.catalogue import import_object
 
 MOST_REDRIVES = 2
 """How often a message is redriven. After a third failure it needs another mend, and a new message."""
-
 Whole = Callable[[Letter], Letter | None]
 """The whole letter of a cut one, from its topic; None if the topic does not hold it any more."""
+Mend = Callable[[Letter], Record | bytes | None]
+"""Returns the correct record, or its bytes; None leaves the letter where it is. `letter.value` is what was written."""
 
 
 class Handling(StrEnum):
@@ -172,3 +173,14 @@ def _stop(letter: Letter, why: str) -> Prepared:
 
 def _shown(key: bytes | None) -> str:
     return "missing" if key is None else repr(key.decode(errors="replace"))
+
+
+def load_mend(name: str) -> Mend:
+    """The function `name` (`file.py:function` or `package.module:function`). Raises UserError if it cannot be loaded."""
+    if not all(name.partition(":")):
+        raise UserError(f"{name!r} names no function.", hint="Write file.py:function, or package.module:function.")
+    found = import_object(name)
+    if not callable(found):
+        raise UserError(f"{name!r} is no function.", hint="It takes a letter and returns a record, bytes or None.")
+    mend: Mend = found
+    return mend

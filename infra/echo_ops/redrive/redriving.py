@@ -22,8 +22,7 @@ from echo_bus.client.consumer_queries import committed, open_asker
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.errors import ProducerFenced
 from echo_ops.redrive.letters import Letter, letter_of
-from echo_ops.redrive.mending import Mend
-from echo_ops.redrive.preparing import Handling, Prepared, Preparing, with_bytes_of
+from echo_ops.redrive.preparing import Handling, Mend, Prepared, Preparing, with_bytes_of
 from echo_replay.raw_log import RawLog
 from echo_schemas.errors import InvalidReason, UserError
 from echo_schemas.records import Coordinates

@@ -6,11 +6,17 @@ and stops the thread; call it while Kafka still answers.
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from http.client import HTTPException
 from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
 
 from echo_bus.bus import Bus
 from echo_bus.clock import MAX_CLOCK_ERROR_MS, Deadline
@@ -18,16 +24,15 @@ from echo_bus.errors import TransportError
 from echo_bus.message import Message
 from echo_bus.reading.reader import LogReader
 from echo_bus.reading.view import CompactedView
+from echo_core.bottleneck import Place, PlaceUse, Use
 from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import Milestone, RunView
-from echo_ops.report.scrape import scrape_notices, scrape_places
 from echo_ops.rewards.watch import ScorerLine, ScorerWatch
 from echo_runtime.announcement import read_announcement
 from echo_schemas.records import Control
 from echo_schemas.topics import CONTROL, DROPS, EVALS, PROGRESS, REWARDS, STEPS, TRAJECTORIES, WEIGHTS, WORKERS
 
 logger = logging.getLogger(__name__)
-
 _TOPICS = (STEPS, DROPS, EVALS, PROGRESS, WORKERS, WEIGHTS, CONTROL)
 # Records from before the command are not shown, and a long run has many, so reading starts at the command.
 _HISTORY = frozenset({STEPS.name, DROPS.name, EVALS.name})
@@ -36,6 +41,8 @@ _READ_S = 0.25
 _EVERY_S = 2.0
 _IMPORTED = {"learner": Milestone.LEARNER_IMPORTED, "worker": Milestone.WORKER_IMPORTED}
 _FINISH_S = 30.0
+_LINE = re.compile(r'^echo_place_seconds_total\{place="(\w+)",use="(\w+)"\} ([0-9.e+-]+)$', re.MULTILINE)
+_TIMEOUT_S = 1.0
 
 
 class Observer:
@@ -166,3 +173,44 @@ class Observer:
                 self._view.notices[name] = notices or {}
         with self._lock:
             self._view.close_reading(self._elapsed_s())
+
+
+def scrape_places(url: str) -> dict[Place, PlaceUse] | None:
+    """The counters now; None if the process does not answer within a second."""
+    text = _read(f"{url}/metrics")
+    return None if text is None else parse_places(text)
+
+
+def scrape_notices(url: str) -> dict[str, str] | None:
+    """The process's notices now, by place, or else its health problems; None if it does not answer."""
+    try:
+        said = json.loads(_read(f"{url}/healthz") or "")
+    except ValueError:
+        return None
+    # A blocked event loop is among the problems and the notices.
+    return dict(said.get("notices") or said.get("problems") or {})
+
+
+def _read(url: str) -> str | None:
+    """The body of the answer, also of an answer with an error status; None without an answer."""
+    try:
+        try:
+            # A child of ours wrote the address.
+            answer: Any = urllib.request.urlopen(url, timeout=_TIMEOUT_S)  # noqa: S310
+        except HTTPError as exc:
+            answer = exc
+        with answer:
+            return str(answer.read().decode())
+    except (HTTPException, OSError, UnicodeDecodeError):
+        return None
+
+
+def parse_places(text: str) -> dict[Place, PlaceUse]:
+    """Parse the place counters in Prometheus' text format, and nothing else, to save time."""
+    seconds: dict[Place, dict[Use, float]] = {}
+    for place, use, value in _LINE.findall(text):
+        seconds.setdefault(Place(place), {})[Use(use)] = float(value)
+    return {
+        place: PlaceUse(busy_s=uses.get(Use.BUSY, 0.0), empty_s=uses.get(Use.EMPTY, 0.0), blocked_s=uses.get(Use.BLOCKED, 0.0))
+        for place, uses in seconds.items()
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from types import TracebackType
 from typing import Self
 
@@ -15,7 +16,6 @@ from rich.table import Table
 from rich.text import Text
 
 from echo_core.bottleneck import describe
-from echo_ops.report.braille import Canvas
 from echo_ops.report.evaluations import numbers
 from echo_ops.report.pool import WorkerLine
 from echo_ops.report.run_view import MEAN_OVER, Milestone, RunView
@@ -30,6 +30,11 @@ _NUM_NOTES = 3
 _NUM_DECISIONS = 3
 _AXIS_WIDTH = 6
 _STALENESS_STYLES = ("green", "yellow", "dark_orange", "red")
+_BLANK = 0x2800
+# Bit of the dot at (row, column) within a character.
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_DOT_ROWS, _DOT_COLUMNS = 4, 2
+Point = tuple[float, float]
 
 
 class Screen:
@@ -200,8 +205,12 @@ def _columns(width: int, lines: Sequence[WorkerLine], now_s: float) -> list[str]
 
 # Rows for the panel's border and the columns' heads; characters for the border with its space, and for the space around a column.
 _FRAME_ROWS, _FRAME_COLUMNS, _COLUMN_SPACE = 3, 4, 2
+
+
 # Without a heartbeat for so long, a worker's last state is out of date.
 _SILENT_S = 10.0
+
+
 _LEFT = {"worker", "kind", "engine", "state"}
 
 
@@ -227,6 +236,8 @@ _COLUMNS: dict[str, Callable[[WorkerLine, float], str]] = {
     "in flight": lambda line, now_s: str(line.in_flight),
     "heard": lambda line, now_s: f"{max(0.0, now_s - line.heard_s):.0f} s ago",
 }
+
+
 _BY_IMPORTANCE = (
     *("worker", "state", "version", "samples/s", "share", "stale", "idle", "kind"),
     *("per 1,000", "engine", "price/h", "heard", "in flight", "tokens/s"),
@@ -265,3 +276,45 @@ def _foot(view: RunView, where: str, notes: list[str]) -> RenderableType:
 def _clock(seconds: float) -> str:
     minutes, rest = divmod(int(max(0.0, seconds)), 60)
     return f"{minutes}:{rest:02d}"
+
+
+class Canvas:
+    """A grid of characters for curves of braille dots: two columns and four rows of dots in each character. Pure.
+
+    Coordinates are fractions: x from the left, y from the bottom, both in [0, 1].
+    """
+
+    def __init__(self, width: int, height: int) -> None:
+        self._width, self._height = max(1, width), max(1, height)
+        self._bits = [[0] * self._width for _ in range(self._height)]
+        self._styles = [[""] * self._width for _ in range(self._height)]
+
+    def dot(self, x: float, y: float, style: str) -> None:
+        """One dot; the newest style wins its character."""
+        column = min(self._width * _DOT_COLUMNS - 1, max(0, round(x * (self._width * _DOT_COLUMNS - 1))))
+        row = min(self._height * _DOT_ROWS - 1, max(0, round((1 - y) * (self._height * _DOT_ROWS - 1))))
+        self._bits[row // _DOT_ROWS][column // _DOT_COLUMNS] |= _DOTS[row % _DOT_ROWS][column % _DOT_COLUMNS]
+        self._styles[row // _DOT_ROWS][column // _DOT_COLUMNS] = style
+
+    def line(self, points: Sequence[Point], style: str) -> None:
+        """Straight lines from each point to the next."""
+        for (x0, y0), (x1, y1) in pairwise(points):
+            count = max(1, round(abs(x1 - x0) * self._width * _DOT_COLUMNS), round(abs(y1 - y0) * self._height * _DOT_ROWS))
+            for index in range(count + 1):
+                share = index / count
+                self.dot(x0 + (x1 - x0) * share, y0 + (y1 - y0) * share, style)
+        if len(points) == 1:
+            self.dot(*points[0], style)
+
+    def rows(self) -> list[Text]:
+        """The rows from the top."""
+        rows = []
+        for bits, styles in zip(self._bits, self._styles, strict=True):
+            row = Text(no_wrap=True)
+            start = 0
+            for end in range(1, self._width + 1):
+                if end == self._width or styles[end] != styles[start]:
+                    row.append("".join(chr(_BLANK | bit) if bit else " " for bit in bits[start:end]), styles[start])
+                    start = end
+            rows.append(row)
+        return rows

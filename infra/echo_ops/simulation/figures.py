@@ -18,12 +18,12 @@ def as_plain(scenario: Scenario, outcome: Outcome) -> dict[str, Any]:
         "steps_per_s": outcome.steps_per_s,
         "rollouts_per_s": outcome.steps_per_s * outcome.rollouts_per_step,
         "bubble_ratio": outcome.bubble_ratio,
-        "wait_s_per_period": _finite(outcome.wait_s(scenario.policy.publication_period)),
+        "wait_s_per_period": finite(outcome.wait_s(scenario.policy.publication_period)),
         "staleness": list(outcome.staleness),
         "staleness_mean": outcome.staleness_mean,
         "staleness_max": outcome.staleness_max,
         "broadcast_s": outcome.broadcast_s,
-        "cost_per_step": _finite(outcome.cost_per_step),
+        "cost_per_step": finite(outcome.cost_per_step),
         "cost": outcome.cost,
         "cost_by_kind": dict(outcome.cost_by_kind),
         "idle_cost": outcome.idle_cost,
@@ -51,7 +51,7 @@ def table(scenario: Scenario, outcome: Outcome) -> list[tuple[str, str, str]]:
         ("wait", f"{outcome.wait_s(period):.4g} s", f"in each publication period of {period} steps"),
         ("staleness", ages or "–", f"versions, mean {outcome.staleness_mean:.2f}, budget {policy.budget}"),
         ("T_bcast", "–" if broadcast_s is None else f"{broadcast_s:.4g} s", "until enough workers have new weights, median"),
-        ("cost/step", _money(outcome.cost_per_step), f"of it {_money(_per_step(outcome))} for idle workers"),
+        ("cost/step", number(outcome.cost_per_step), f"of it {number(_per_step(outcome))} for idle workers"),
         ("workers", f"{outcome.mean_active:.4g}", f"paid on average; {outcome.num_activated} activated, {outcome.num_released} released"),
         ("stale", f"{outcome.stale_share:.2%}", "of the groups were dropped for their age"),
         ("redelivered", f"{outcome.num_redelivered}", "groups began again on another worker"),
@@ -67,9 +67,11 @@ def _per_step(outcome: Outcome) -> float:
     return outcome.idle_cost / len(outcome.steps) if outcome.steps else math.inf
 
 
-def _money(amount: float) -> str:
-    return f"{amount:.4g}" if math.isfinite(amount) else "∞"
+def number(value: float) -> str:
+    """`value` with four digits, or ∞."""
+    return f"{value:.4g}" if math.isfinite(value) else "∞"
 
 
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None
+def finite(value: float) -> float | None:
+    """`value`; None for infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None

@@ -17,7 +17,7 @@ from echo_bus.client.kafka import CLIENT_LOG
 from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import TransportError
 from echo_embedded.guard import Guard
-from echo_embedded.out_of_memory import OutOfMemoryWatch
+from echo_embedded.memory import OutOfMemoryWatch
 from echo_embedded.process import last_lines
 from echo_ops.roles import Role
 from echo_ops.supervisor.plan import ChildPlan

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
+import socket
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawConsumer
@@ -20,6 +26,8 @@ from echo_schemas.topics import REQUESTS
 
 _REACH_S = 30.0
 _COORDINATOR_S = 1.0
+logger = logging.getLogger(__name__)
+_NAME = "up.lock"
 
 
 def refuse_if_owned(cluster: KafkaCluster, bus: Bus, run_id: str, *, takeover: bool) -> None:
@@ -69,3 +77,28 @@ def _ask(asker: RawConsumer, physical: str) -> None:
     """Ask for the group's committed offsets; the answer does not matter."""
     with suppress(TransportError):
         committed(asker, [(physical, 0)], _COORDINATOR_S)
+
+
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Make `folder` and hold its lock. Raises UserError, before anything in it is changed, if another process holds the lock.
+
+    The lock is the system's (flock), so a file that stays behind locks nothing. A file system without locks gives only a warning.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _NAME
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"A run is going on in {folder} already ({file.read().strip() or 'its process is not known'}).",
+                hint="Stop it first, or give this run a [checkpoint] folder and a [run] name of its own. Nothing was changed.",
+            ) from None
+        except OSError as exc:
+            logger.warning("%s cannot be locked (%s): take care that only one `echoswarm up` uses it", folder, exc.strerror)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield

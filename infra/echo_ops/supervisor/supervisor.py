@@ -14,7 +14,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from types import FrameType
 from typing import Protocol
@@ -58,17 +57,15 @@ class Watcher(Protocol):
     def say(self, line: str) -> None:
         """Show one line."""
 
+    def prepare(self) -> None:
+        """Called when Kafka answers."""
+
+    def conclude(self) -> None:
+        """Called before Kafka stops."""
+
 
 class SecondSignal(Exception):
     """A second signal came during the drain: end everything at once."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stages:
-    """Work besides the children: `prepare` runs when Kafka answers, `conclude` before Kafka stops."""
-
-    prepare: Callable[[], None]
-    conclude: Callable[[], None]
 
 
 class Supervisor:
@@ -78,7 +75,6 @@ class Supervisor:
         self,
         crew: Crew,
         broker: Broker,
-        stages: Stages,
         watcher: Watcher,
         clock: Clock,
         *,
@@ -88,7 +84,6 @@ class Supervisor:
         """`drain_s`: the longest time that a role takes to drain. `released`: names of workers that must not run now."""
         self._crew = crew
         self._broker = broker
-        self._stages = stages
         self._watcher = watcher
         self._clock = clock
         self._drain_s = drain_s
@@ -152,14 +147,14 @@ class Supervisor:
     def _conclude(self) -> None:
         try:
             if self._prepared.is_set():
-                self._stages.conclude()
+                self._watcher.conclude()
         finally:
             self._broker.stop()
 
     def _prepare(self) -> None:
         try:
             self._broker.start()
-            self._stages.prepare()
+            self._watcher.prepare()
             self._prepared.set()
         except BaseException as exc:  # the edge of the thread: the main thread raises it
             self._preparation_error = exc

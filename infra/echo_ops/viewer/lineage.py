@@ -9,19 +9,15 @@ from echo_ops.viewer.dropped import count_reasons
 from echo_ops.viewer.metrics import rewards_in
 from echo_ops.viewer.windows import Json, number
 from echo_replay.history import History
+from echo_replay.origin import made_and_published
 from echo_replay.steps import Step
-from echo_schemas.errors import UserError
 from echo_schemas.records import StepReport
 
 
 def lineage_page(history: History, version: int) -> Json:
     """Raises UserError for a version that is neither published nor trained."""
-    steps = {step.version: step for step in list(history.log.steps)}
-    manifests = {manifest.version: manifest for _, is_current, manifest in list(history.log.manifests) if not is_current}
+    steps, manifests = made_and_published(history, version)
     known = sorted({*steps, *manifests})
-    if version not in steps and version not in manifests:
-        hint = f"{history.run_id} has {known[0]} to {known[-1]}." if known else f"{history.run_id} has published none yet."
-        raise UserError(f"There is no version {version} of {history.run_id}.", hint=hint)
     at = known.index(version)
     step, manifest = steps.get(version), manifests.get(version)
     trained = _trained_in(list(steps.values()), version)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from echo_bus.clock import Deadline
-from echo_ops.cli.analysis import require_analysis
+from echo_ops.cli.context import require_analysis
 from echo_ops.cli.harmless import harmless
 from echo_ops.viewer.samples import read_near
 from echo_ops.viewer.searches import TooMany

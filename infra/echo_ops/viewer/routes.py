@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from echo_bus.clock import SystemClock
 from echo_ops.cli.options import RangeOptions
@@ -129,18 +130,10 @@ def _timeline(source: Source, query: Query, _: str) -> Json:
 
 def _selection(query: Query, run_id: str) -> Selection:
     """The range and the filters of a query. Raises BadQuery."""
-    options = RangeOptions(
-        version=query.text("version"),
-        step=query.text("step"),
-        since=query.text("since"),
-        until=query.text("until"),
-        worker=query.text("worker"),
-        task=query.text("task"),
-        purpose=query.text("purpose", [each.value for each in Purpose]),
-        fate=query.text("fate", [each.value for each in Fate]),
-    )
+    choices = {"purpose": [each.value for each in Purpose], "fate": [each.value for each in Fate]}
+    named: dict[str, Any] = {name: query.text(name, choices.get(name, ())) for name in _RANGE.split()}
     try:
-        return selection_of(options, run_id, SystemClock().time_ms())
+        return selection_of(RangeOptions(**named), run_id, SystemClock().time_ms())
     except UserError as exc:
         raise BadQuery(exc.message, hint=exc.hint) from exc
 

@@ -8,6 +8,7 @@ EchoError
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_core.layer_split import Device
-from echo_schemas.errors import EchoError
+from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan, WeightKind
+from echo_settings.rules import training_sampling
+from echo_settings.sections import RolloutSettings
 
 # The members of a group count up from the seed, and a generator takes 63 bits.
 _MOST_SEED = 2**62
@@ -28,6 +31,7 @@ _MOST_SEED = 2**62
 _LEAST_TEMPERATURE = 0.01
 # Temperatures at which log-probabilities before and after temperature are the same; at 0 by convention.
 _PLAIN_TEMPERATURES = frozenset({0.0, 1.0})
+logger = logging.getLogger(__name__)
 
 
 class EngineError(EchoError):
@@ -196,3 +200,39 @@ def _check_sampling(sampling: Sampling) -> None:
     for name, (is_fine, wanted) in in_range.items():
         if not is_fine:
             raise EngineError(f"sampling.{name} is {getattr(sampling, name)!r}; it has to be {wanted}.")
+
+
+def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSettings, *, replays_experts: bool = False) -> None:
+    """Check an engine once it is started. Raise UserError for one without log-probabilities, or without proof of its version, unless the
+    run allows it; what it allows is logged. `replays_experts`: the engine has to note experts.
+
+    With top_p, top_k or min_p log-probabilities are required: the learner does not know which tokens the engine left out.
+    """
+    if capabilities.source_at(rollout.temperature) is LogprobSource.RECOMPUTED:
+        sentence = f"The engine {capabilities.name!r} gives no log-probabilities for the tokens that it draws."
+        if training_sampling(rollout).cuts:
+            raise UserError(
+                f"{sentence} With [rollout] top_p, top_k or min_p it has to: of what it drew from, or of the whole distribution.",
+                hint="Leave them at 1, 0 and 0, use an engine that can, or start a vLLM server with --logprobs-mode processed_logprobs.",
+            )
+        if rollout.missing_logprobs == "refuse":
+            raise UserError(
+                sentence,
+                hint='Set [rollout] missing_logprobs = "recompute" to have the learner say it when it trains (importance weight 1 whatever '
+                "the staleness), or use an engine that can; see docs/engines.md.",
+            )
+        logger.warning("%s The learner computes it when it trains: importance weight 1.", sentence)
+    if replays_experts and not capabilities.experts:
+        raise UserError(
+            f"The engine {capabilities.name!r} does not note which experts its tokens went to, as [policy] replay_experts needs.",
+            hint='Set [rollout] engine = "transformers", or [policy] replay_experts = false.',
+        )
+    if not capabilities.proves_version:
+        sentence = f"The engine {capabilities.name!r} cannot prove which version it serves."
+        if rollout.unproved_versions == "refuse":
+            raise UserError(
+                sentence,
+                hint='Set [rollout] unproved_versions = "allow" to believe it as far as the comparison of log-probabilities goes, or use '
+                "an engine that can; see docs/engines.md.",
+            )
+        logger.warning("%s Only the learner's comparison of log-probabilities checks it.", sentence)

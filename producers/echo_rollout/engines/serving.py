@@ -10,21 +10,60 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from echo_rollout.engines.adapters import AdapterShelf
-from echo_rollout.engines.drain_gate import DrainGate
-from echo_rollout.engines.engine import EngineConfig, EngineError, Snapshot, SnapshotRef, SnapshotRejected, check_prompt
+from echo_rollout.engines.engine import EngineConfig, EngineError, Generation, Snapshot, SnapshotRef, SnapshotRejected, check_prompt
 from echo_rollout.engines.fitting import Shapes, check_fit
 from echo_rollout.engines.vllm_arguments import Decode
 from echo_schemas.records import Sampling
 
 ResultT = TypeVar("ResultT")
-
 _CLOSED = "The engine was closed."
 _CLOSE_S = 30.0
+
+
+class DrainGate:
+    """Admits generations, and closes until none is under way: for weights that replace what runs. Used on one asyncio loop.
+
+    `admitted` blocks while an install is inside `drained`; `drained` blocks until every generation has left `admitted`.
+    """
+
+    def __init__(self) -> None:
+        self._open = asyncio.Event()
+        self._open.set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._num_inside = 0
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[None]:
+        """One generation."""
+        while not self._open.is_set():
+            await self._open.wait()
+        self._num_inside += 1
+        self._empty.clear()
+        try:
+            yield
+        finally:
+            # No await here, so that a cancelled generation leaves too.
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._empty.set()
+
+    @asynccontextmanager
+    async def drained(self) -> AsyncIterator[None]:
+        """Nothing runs and nothing is admitted inside. One at a time."""
+        self._open.clear()
+        try:
+            await self._empty.wait()
+            yield
+        finally:
+            self._open.set()
 
 
 class ServingEngine:
@@ -58,6 +97,16 @@ class ServingEngine:
 
     def _check_prompt(self, prompt: Sequence[int], sampling: Sampling) -> None:
         check_prompt(prompt, sampling, vocabulary=self._vocabulary, max_length=self._config.max_length)
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """One `generate` under way on the engine's thread."""
+
+    prompt: Sequence[int]
+    n: int
+    sampling: Sampling
+    answer: asyncio.Future[list[Generation]]
 
 
 class ThreadEngine(ServingEngine):

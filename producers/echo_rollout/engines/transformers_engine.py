@@ -6,11 +6,9 @@ them as one batch to the end, again and again. An install comes between two batc
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from echo_rollout.engines.engine import (
     Switch,
 )
 from echo_rollout.engines.fitting import check_fit, weight_shapes
-from echo_rollout.engines.serving import ThreadEngine
+from echo_rollout.engines.serving import Asked, ThreadEngine
 from echo_schemas.errors import UserError
 from echo_schemas.records import Sampling, WeightKind
 from echo_tasks.prompts import attention_of
@@ -35,16 +33,6 @@ logger = logging.getLogger(__name__)
 AUTO = "auto"
 _DEVICE = "device"
 _DEVICES = re.compile(r"auto|cpu|mps|cuda(:\d+)?")
-
-
-@dataclass(eq=False, slots=True)
-class _Asked:
-    """One `generate`."""
-
-    prompt: Sequence[int]
-    n: int
-    sampling: Sampling
-    answer: asyncio.Future[list[Generation]]
 
 
 class TransformersEngine(ThreadEngine):
@@ -63,7 +51,7 @@ class TransformersEngine(ThreadEngine):
         )
         self._device = device_named(config.options.get(_DEVICE, AUTO))
         self._model: Any = None
-        self._sample: Callable[[list[_Asked], SnapshotRef], list[list[Generation]]] | None = None
+        self._sample: Callable[[list[Asked], SnapshotRef], list[list[Generation]]] | None = None
         self._adapter_config: bytes = b""
 
     async def install(self, snapshot: Snapshot) -> None:
@@ -76,7 +64,7 @@ class TransformersEngine(ThreadEngine):
         """Join the next batch. Cancelled before it begins, it is left out."""
         loop = self._running_loop()
         self._check_prompt(prompt, sampling)
-        asked = _Asked(prompt, n, sampling, loop.create_future())
+        asked = Asked(prompt, n, sampling, loop.create_future())
         self._order(asked)
         return await asked.answer
 
@@ -85,13 +73,13 @@ class TransformersEngine(ThreadEngine):
     def _run(self) -> None:
         is_open = True
         while is_open:
-            batch: list[_Asked] = []
+            batch: list[Asked] = []
             for order in self._taken():
-                if isinstance(order, _Asked) and self._has_room(batch, order):
+                if isinstance(order, Asked) and self._has_room(batch, order):
                     batch.append(order)
                     continue
                 self._generate(batch)
-                batch = [order] if isinstance(order, _Asked) else []
+                batch = [order] if isinstance(order, Asked) else []
                 if callable(order):
                     order()
                 is_open = is_open and order is not None
@@ -104,10 +92,10 @@ class TransformersEngine(ThreadEngine):
             orders.append(self._orders.get())
         return orders
 
-    def _has_room(self, batch: list[_Asked], asked: _Asked) -> bool:
+    def _has_room(self, batch: list[Asked], asked: Asked) -> bool:
         return not batch or sum(each.n for each in batch) + asked.n <= self._config.concurrency
 
-    def _generate(self, batch: list[_Asked]) -> None:
+    def _generate(self, batch: list[Asked]) -> None:
         batch = [asked for asked in batch if not asked.answer.cancelled()]
         if not batch:
             return

@@ -21,7 +21,7 @@ from typing import Any
 from echo_rollout.engines.adapters import Adapter
 from echo_rollout.engines.engine import EngineConfig, EngineError, Generation, Snapshot, SnapshotRef, SnapshotRejected
 from echo_rollout.engines.fitting import check_fit, weight_shapes
-from echo_rollout.engines.serving import ResultT, ThreadEngine
+from echo_rollout.engines.serving import Asked, ResultT, ThreadEngine
 from echo_rollout.engines.vllm_arguments import (
     batch_decoder,
     bind_engine_thread,
@@ -46,13 +46,9 @@ def prefetch() -> None:
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
-    """One `generate` under way. `name`: vLLM's; `ref`, `adapter`: what it runs under, from its admission on."""
+class _Asked(Asked):
+    """`name`: vLLM's; `ref`, `adapter`: what it runs under, from its admission on."""
 
-    prompt: Sequence[int]
-    n: int
-    sampling: Sampling
-    answer: asyncio.Future[list[Generation]]
     name: str = ""
     ref: SnapshotRef = field(default=SnapshotRef(version=-1, sha256=""))
     adapter: int = 0

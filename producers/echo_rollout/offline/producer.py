@@ -93,9 +93,12 @@ def _order(num_groups: int, seed: int, epoch: int) -> Sequence[int]:
     return order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineParts:
-    """What a producer works with; `run_offline` opens and closes it. `file`, `sha256`: name and checksum of the file of `groups`."""
+@dataclass(kw_only=True, eq=False)
+class OfflineProducer:
+    """Puts groups into the log until all are there, `stop` is set, or the run is told to stop. Used from one thread.
+
+    `run_offline` opens and closes what it works with. `file`, `sha256`: name and checksum of the file of `groups`.
+    """
 
     settings: Settings
     policy: StalenessPolicy
@@ -110,20 +113,15 @@ class OfflineParts:
     metrics: OfflineMetrics
     clock: Clock
 
-
-class OfflineProducer:
-    """Puts groups into the log until all are there, `stop` is set, or the run is told to stop. Used from one thread."""
-
-    def __init__(self, parts: OfflineParts) -> None:
-        self._parts = parts
-        self._run_id = parts.settings.run.name
+    def __post_init__(self) -> None:
+        self._run_id = self.settings.run.name
         # A logged episode cannot grow stale, but the learner holds a limited number of waiting groups.
-        self._policy = replace(parts.policy, admission=Admission.PACE)
+        self._policy = replace(self.policy, admission=Admission.PACE)
         self._next_seq = 0
         self._again: deque[int] = deque()
         self._open = OpenSeqs()
         self._wake = threading.Event()
-        for view in (parts.progress, parts.control):
+        for view in (self.progress, self.control):
             view.on_change(lambda _key, _record: self._wake.set())
 
     def run(self, stop: StopSignal) -> None:
@@ -136,7 +134,7 @@ class OfflineProducer:
                 moved = resumed
             else:
                 if self._is_done():
-                    logger.info("Every seq of %s is allocated; the last one is %d", self._parts.file, self._next_seq - 1)
+                    logger.info("Every seq of %s is allocated; the last one is %d", self.file, self._next_seq - 1)
                     return
                 moved = self._issue()
             if not moved:
@@ -145,21 +143,21 @@ class OfflineProducer:
 
     def _take_over(self) -> bool:
         """Fence any other allocator, then read in the log which seqs are there. False while there is no progress of the learner."""
-        progress = self._parts.progress.get(self._run_id)
+        progress = self.progress.get(self._run_id)
         if progress is None:
             return False
-        first, floor = self._parts.schedule.first_seq, progress.next_seq
+        first, floor = self.schedule.first_seq, progress.next_seq
         if first > floor:
             raise UserError(
                 f"The file's first group would get the seq {first}, and the run has decided only those below {floor}: the seqs between "
                 "would never be decided.",
                 hint=f"Set [offline] first_seq = {floor}, or less.",
             )
-        self._parts.writer.start()
+        self.writer.start()
         shown: set[int] = set()
-        with closing(self._parts.bus.look([TRAJECTORIES])) as reader:
+        with closing(self.bus.look([TRAJECTORIES])) as reader:
             reader.start()
-            for messages in reader.read_to_end(Deadline.after(_READ_S, self._parts.clock)):
+            for messages in reader.read_to_end(Deadline.after(_READ_S, self.clock)):
                 records = (message.record for message in messages)
                 shown.update(record.seq for record in records if isinstance(record, Trajectory) and record.purpose is Purpose.TRAIN)
         self._open.hear(progress)
@@ -174,23 +172,23 @@ class OfflineProducer:
             logger.warning(
                 "The file's seqs end before %s, and the run has allocated all below %d. To put the file into a run that has trained on "
                 "other data, set [offline] first_seq = %d.",
-                self._parts.schedule.end,
+                self.schedule.end,
                 resume.next_seq,
                 floor,
             )
         return True
 
     def _is_done(self) -> bool:
-        end = self._parts.schedule.end
+        end = self.schedule.end
         return not self._again and end is not None and self._next_seq >= end
 
     def _issue(self) -> bool:
         """Write the groups that pace lets in, in one transaction; False if there are none. Raises UserError if it is fenced."""
         if self._state() is RunState.PAUSED:
             return False
-        progress = self._parts.progress.get(self._run_id)
+        progress = self.progress.get(self._run_id)
         seqs: list[int] = []
-        end = self._parts.schedule.end
+        end = self.schedule.end
         num_bytes = 0
         if progress is not None:
             self._open.hear(progress)
@@ -210,10 +208,10 @@ class OfflineProducer:
         return bool(seqs)
 
     def _write(self, seqs: Sequence[int], version: int) -> None:
-        metrics = self._parts.metrics
+        metrics = self.metrics
         records = [record for seq in seqs for record in self._trajectories(seq, version)]
         try:
-            with self._parts.writer.transaction() as transaction:
+            with self.writer.transaction() as transaction:
                 for record in records:
                     transaction.publish(TRAJECTORIES, record)
         except ProducerFenced as exc:
@@ -233,7 +231,7 @@ class OfflineProducer:
         metrics.next_seq.set(self._next_seq)
 
     def _trajectories(self, seq: int, version: int) -> list[Trajectory]:
-        parts, now_ms = self._parts, self._parts.clock.time_ms()
+        now_ms = self.clock.time_ms()
         group = self._group(seq)
         return [
             Trajectory(
@@ -241,11 +239,11 @@ class OfflineProducer:
                 group_id=group_id_of(self._run_id, seq),
                 seq=seq,
                 # Depends on the content alone, so that a group that is written twice counts once.
-                attempt=f"{ENGINE}-{parts.sha256[:12]}",
+                attempt=f"{ENGINE}-{self.sha256[:12]}",
                 index=index,
                 group_size=len(group),
                 purpose=Purpose.TRAIN,
-                task=parts.settings.task.name,
+                task=self.settings.task.name,
                 entry=member.episode.entry,
                 prompt=member.prompt,
                 completion=member.completion,
@@ -258,7 +256,7 @@ class OfflineProducer:
                 weights_sha256="",
                 worker_id=ENGINE,
                 engine=ENGINE,
-                sampling=Sampling(max_new_tokens=member.num_generated, temperature=parts.settings.rollout.temperature),
+                sampling=Sampling(max_new_tokens=member.num_generated, temperature=self.settings.rollout.temperature),
                 logprob_source=LogprobSource.RECOMPUTED,
                 source=TrajectorySource.OFFLINE,
                 finish_reason=FinishReason.ENVIRONMENT,
@@ -266,14 +264,14 @@ class OfflineProducer:
                 requested_ms=now_ms,
                 started_ms=now_ms,
                 finished_ms=now_ms,
-                metadata={"file": parts.file, "line": str(member.episode.line)},
+                metadata={"file": self.file, "line": str(member.episode.line)},
             )
             for index, member in enumerate(group)
         ]
 
     def _group(self, seq: int) -> Group:
-        return self._parts.groups[self._parts.schedule.group_of(seq)]
+        return self.groups[self.schedule.group_of(seq)]
 
     def _state(self) -> RunState:
-        order = self._parts.control.get(f"{self._run_id}/run")
+        order = self.control.get(f"{self._run_id}/run")
         return RunState.RUNNING if order is None or order.run is None else order.run.state

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.episodes import Episode, EpisodeFile, EpisodeRefused, Skipped, into_groups, read_episodes
-from echo_rollout.offline.producer import Group, OfflineParts, OfflineProducer, Schedule
+from echo_rollout.offline.producer import Group, OfflineProducer, Schedule
 from echo_rollout.offline.rendering import ChatWording, ModelLimits, PlainWording, RenderedEpisode, render_episode
 from echo_runtime.process import RoleProcess
 from echo_schemas.errors import UserError
@@ -51,7 +51,7 @@ def run_offline(process: RoleProcess, *, episodes: Path | None = None) -> None:
     groups = load_groups(file, settings, metrics)
     bus = process.bus
     with ExitStack() as stack:
-        parts = OfflineParts(
+        producer = OfflineProducer(
             settings=settings,
             policy=staleness_policy(settings),
             groups=groups,
@@ -65,7 +65,7 @@ def run_offline(process: RoleProcess, *, episodes: Path | None = None) -> None:
             metrics=metrics,
             clock=process.clock,
         )
-        OfflineProducer(parts).run(process.stop)
+        producer.run(process.stop)
 
 
 def load_groups(file: EpisodeFile, settings: Settings, metrics: OfflineMetrics) -> list[Group]:

@@ -55,10 +55,12 @@ _NOBODY = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorParts:
-    """What a coordinator works with; the caller opens and closes it. `writer` was started before `control` was opened; `steps` is not
-    started. The views follow the log.
+@dataclass(kw_only=True, eq=False)
+class Coordinator:
+    """Sizes one run's pool until `stop`. Used from one thread.
+
+    The caller opens and closes what it works with. `writer` was started before `control` was opened; `steps` is not started. The views
+    follow the log.
     """
 
     settings: Settings
@@ -73,22 +75,17 @@ class CoordinatorParts:
     metrics: CoordinatorMetrics
     clock: Clock
 
-
-class Coordinator:
-    """Sizes one run's pool until `stop`. Used from one thread."""
-
-    def __init__(self, parts: CoordinatorParts) -> None:
-        self._parts = parts
-        settings, clock = parts.settings, parts.clock
+    def __post_init__(self) -> None:
+        settings, clock = self.settings, self.clock
         self._run_id = settings.run.name
-        self._rule = PoolRule(parts.policy, SizingPolicy(margin=settings.coordinator.hysteresis), gamma=settings.coordinator.gamma)
+        self._rule = PoolRule(self.policy, SizingPolicy(margin=settings.coordinator.hysteresis), gamma=settings.coordinator.gamma)
         self._training_s, self._broadcast_s = RecentMedian(), RecentMedian()
         self._roster = Roster(heartbeat_s=settings.rollout.heartbeat_s, group_size=settings.rollout.group_size)
-        self._roster.follow(parts.workers, clock)
+        self._roster.follow(self.workers, clock)
         self._broadcast = BroadcastTimer(self._roster, clock, self._broadcast_s.add, gamma=settings.coordinator.gamma)
-        parts.workers.on_change(self._broadcast.on_worker)
+        self.workers.on_change(self._broadcast.on_worker)
         self._deliveries = Deliveries(group_size=settings.rollout.group_size)
-        parts.weights.on_change(self._on_weights)
+        self.weights.on_change(self._on_weights)
         self._rates = KnownRates()
         self._has_heard = False
         self._machines = machines_of(settings)
@@ -101,29 +98,29 @@ class Coordinator:
 
         Raises UserError when another coordinator has taken over; TransportError.
         """
-        parts, woken = self._parts, threading.Event()
+        woken = threading.Event()
         stop.on_set(woken.set)
         self.begin()
         logger.info("Sizing the pool of %s from epoch %d on", self._run_id, self._epoch)
-        due_s = parts.clock.monotonic_s()
+        due_s = self.clock.monotonic_s()
         while not stop.is_set():
-            self.hear_steps(max(0.0, min(_READ_S, due_s - parts.clock.monotonic_s())))
-            if parts.clock.monotonic_s() >= due_s:
+            self.hear_steps(max(0.0, min(_READ_S, due_s - self.clock.monotonic_s())))
+            if self.clock.monotonic_s() >= due_s:
                 self.look()
-                due_s += parts.settings.coordinator.every_s
+                due_s += self.settings.coordinator.every_s
         self.call_back()
 
     def begin(self) -> None:
         """Read the newest steps. Raises as `LogReader.start`."""
-        bounds = self._parts.steps.bounds()
-        self._parts.steps.start({place: max(low, high - _TAIL) for place, (low, high) in bounds.items()})
+        bounds = self.steps.bounds()
+        self.steps.start({place: max(low, high - _TAIL) for place, (low, high) in bounds.items()})
 
     def hear_steps(self, timeout_s: float) -> None:
         """Take the learner's new reports, waiting at most `timeout_s`."""
-        for message in self._parts.steps.read(timeout_s=timeout_s):
+        for message in self.steps.read(timeout_s=timeout_s):
             report = message.record
             if isinstance(report, StepReport):
-                for status in self._roster.living(self._parts.clock.monotonic_s()):
+                for status in self._roster.living(self.clock.monotonic_s()):
                     self._deliveries.heard(status)
                 self._deliveries.reported(report.workers, has_waited=report.idle_s > _WAITS * (report.idle_s + report.training_s))
                 if report.training_s > 0:
@@ -143,9 +140,9 @@ class Coordinator:
 
     def _say(self, place: str, sentence: str) -> None:
         if sentence:
-            self._parts.notices.say(place, sentence)
+            self.notices.say(place, sentence)
         else:
-            self._parts.notices.clear(place)
+            self.notices.clear(place)
 
     def call_back(self) -> None:
         """Order every worker on standby to take part."""
@@ -155,7 +152,7 @@ class Coordinator:
 
     def _refuse_successor(self) -> None:
         """Raise UserError if another coordinator has written orders, with a higher epoch: the cluster would tell only at the next write."""
-        if any(order.epoch > self._epoch and order.issued_by == self._parts.bus.client_id for order in self._orders().values()):
+        if any(order.epoch > self._epoch and order.issued_by == self.bus.client_id for order in self._orders().values()):
             raise self._taken_over()
 
     def _taken_over(self, doubt: str = "") -> UserError:
@@ -165,14 +162,13 @@ class Coordinator:
         )
 
     def _pool(self) -> PoolLook:
-        parts = self._parts
-        heard = self._roster.living(parts.clock.monotonic_s())
+        heard = self._roster.living(self.clock.monotonic_s())
         self._has_heard = self._has_heard or bool(heard)
         self._say("pool", _NOBODY if self._has_heard and not heard else "")
-        offers = self._machines.offers(heard, parts.workers.items(), self._orders(), parts.clock.time_ms())
+        offers = self._machines.offers(heard, self.workers.items(), self._orders(), self.clock.time_ms())
         told = self._rates.update({each.status.worker_id: each.status.rollouts_per_s for each in offers})
         found = {name: share for name, share in self._deliveries.believed_shares().items() if name in told}
-        self._parts.metrics.disbelieved.set(len(found))
+        self.metrics.disbelieved.set(len(found))
         self._say("claims", " ".join(_disbelief(name, told[name], share) for name, share in found.items()))
         rates = {name: rate * found.get(name, 1.0) for name, rate in told.items()}
         return PoolLook(
@@ -185,12 +181,12 @@ class Coordinator:
 
     def _orders(self) -> dict[str, Control]:
         """The newest order to each worker, by this or another coordinator."""
-        found = {str(order.worker_id): order for order in self._parts.control.items().values() if order.worker is not None}
+        found = {str(order.worker_id): order for order in self.control.items().values() if order.worker is not None}
         return found | {name: order for name, order in self._ordered.items() if name not in found or found[name].epoch < order.epoch}
 
     def _write(self, orders: Mapping[str, bool], reason: str, figures: Mapping[str, float]) -> None:
         """Write all of `orders` under one epoch, or none of them. Raises UserError if another coordinator has taken over."""
-        parts, now_ms = self._parts, self._parts.clock.time_ms()
+        now_ms = self.clock.time_ms()
         epoch = 1 + max([self._epoch, *(order.epoch for order in self._orders().values())])
         made = {
             worker_id: Control(
@@ -198,29 +194,29 @@ class Coordinator:
                 epoch=epoch,
                 worker_id=worker_id,
                 worker=WorkerControl(active=active, reason=reason, figures=figures),
-                issued_by=parts.bus.client_id,
+                issued_by=self.bus.client_id,
                 time_ms=now_ms,
             )
             for worker_id, active in orders.items()
         }
         try:
-            with parts.writer.transaction() as transaction:
+            with self.writer.transaction() as transaction:
                 for order in made.values():
                     transaction.publish(CONTROL, order)
         except ProducerFenced as exc:
             raise self._taken_over(" (or a transaction of this one timed out)") from exc
         except TransactionAborted as exc:
             logger.warning("The cluster rolled these orders back; the next decision replaces them: %s", exc)
-            parts.metrics.aborted.inc()
+            self.metrics.aborted.inc()
             return
         # Replaces the orders of the transaction before, which the view has read by now.
         self._epoch, self._ordered = epoch, made
         for active in orders.values():
-            parts.metrics.orders.labels("activate" if active else "release").inc()
+            self.metrics.orders.labels("activate" if active else "release").inc()
         logger.info("Epoch %d: %s", epoch, reason)
 
     def _measure(self, look: PoolLook, sizing: Sizing) -> None:
-        metrics = self._parts.metrics
+        metrics = self.metrics
         active, standby = sizing.split(look.workers)
         for state, workers in (("active", active), ("standby", standby)):
             metrics.workers.labels(state).set(len(workers))

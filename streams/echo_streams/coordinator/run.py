@@ -9,7 +9,7 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import WeightManifest, WorkerStatus
 from echo_schemas.topics import STEPS, WEIGHTS, WORKERS, weights_key
 from echo_settings.rules import staleness_policy
-from echo_streams.coordinator.coordinator import Coordinator, CoordinatorParts
+from echo_streams.coordinator.coordinator import Coordinator
 from echo_streams.metrics import CoordinatorMetrics
 
 
@@ -25,7 +25,7 @@ def run_coordinator(process: RoleProcess) -> None:
         writer = stack.enter_context(closing(bus.transactions("coordinator")))
         # Before `control` is read: a predecessor can write no order after this.
         writer.start()
-        parts = CoordinatorParts(
+        coordinator = Coordinator(
             settings=settings,
             policy=staleness_policy(settings),
             bus=bus,
@@ -38,4 +38,4 @@ def run_coordinator(process: RoleProcess) -> None:
             metrics=CoordinatorMetrics(process.registry),
             clock=process.clock,
         )
-        Coordinator(parts).run(process.stop)
+        coordinator.run(process.stop)

@@ -30,8 +30,8 @@ from echo_bus.errors import NotAuthorized
 from echo_embedded import EmbeddedKafka
 from echo_embedded.tools import tool_command
 from echo_ops.access import as_binding
-from echo_ops.acls import as_commands
 from echo_ops.topic_admin import TopicAdmin
+from echo_ops.topic_rendering import as_commands
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace

@@ -20,9 +20,8 @@ from echo_bus.client.kafka import KafkaCluster
 from echo_memory import MemoryCluster
 from echo_replay.audit import audit_run
 from echo_replay.history import open_history
-from echo_replay.replaying import replay
 from echo_replay.selection import Everything, Fate, Groups, Selection, Steps, Times, Versions
-from echo_replay.sinks import REPLAYED_FROM, open_sink
+from echo_replay.sinks import REPLAYED_FROM, open_sink, replay
 from echo_schemas.naming import Namespace
 from echo_schemas.topics import TRAJECTORIES
 from tests.unit.learner.numpy_trainer import NumpyTrainer

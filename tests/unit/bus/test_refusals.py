@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echo_bus.client.refusals import refusal, refused
+from echo_bus.client.kafka_errors import refusal, refused
 from echo_schemas.naming import Namespace
 from echo_schemas.rights import Resource, acls_of_role
 

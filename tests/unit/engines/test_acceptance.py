@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from echo_rollout.engines.acceptance import check_capabilities
-from echo_rollout.engines.engine import EngineCapabilities, Switch
+from echo_rollout.engines.engine import EngineCapabilities, Switch, check_capabilities
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobDistribution, LogprobSource
 from echo_settings.sections import RolloutSettings

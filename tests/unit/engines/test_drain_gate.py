@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from echo_rollout.engines.drain_gate import DrainGate
+from echo_rollout.engines.serving import DrainGate
 
 
 def test_draining_waits_for_those_inside_and_holds_the_others_back() -> None:

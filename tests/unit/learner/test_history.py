@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_learner.commit.history import VersionHistory
+from echo_learner.step_metrics import VersionHistory
 from echo_schemas.records import LogprobSource, Trajectory, TrajectorySource, VersionSpan
 from tests.unit.core.records import trajectory
 

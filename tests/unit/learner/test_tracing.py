@@ -19,8 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from echo_bus.wire import Wire
 from echo_core.group_share import is_chosen
 from echo_memory.message import MemoryMessage
-from echo_runtime.trace_names import SCHEMA_URL, Attribute, SpanName
-from echo_runtime.tracing import TRACEPARENT, GroupTracer, open_tracer
+from echo_runtime.tracing import SCHEMA_URL, TRACEPARENT, Attribute, GroupTracer, SpanName, open_tracer
 from echo_schemas.records import Trajectory
 from echo_schemas.topics import REQUESTS, TRAJECTORIES
 from echo_settings import Settings

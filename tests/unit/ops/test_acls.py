@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import yaml
 
-from echo_ops.acls import as_commands, as_plain
 from echo_ops.report import observer
+from echo_ops.topic_rendering import as_commands, as_plain
 from echo_schemas.naming import Namespace
 from echo_schemas.rights import Acl, Resource, acls_of
 from echo_schemas.roles import load_roles

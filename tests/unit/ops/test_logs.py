@@ -126,6 +126,6 @@ def test_a_role_logs_as_it_is_told_and_why_it_ends(
 
     monkeypatch.setattr(RoleEntry, "load", refuse)
     with pytest.raises(UserError):
-        run.run_role(Role.FEEDER, config, name="b", log_format="json" if by == "option" else None)
+        run.run_role(role=Role.FEEDER, config=config, name="b", log_format="json" if by == "option" else None)
     said = json.loads(capsys.readouterr().err)
     assert (said["message"], said["run"], said["process"]) == ("There is no cluster. Start one.", "a", "feeder.b")

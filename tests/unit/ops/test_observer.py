@@ -16,10 +16,9 @@ from echo_bus.bus import Bus
 from echo_bus.clock import ManualClock
 from echo_memory import MemoryCluster
 from echo_ops.report import observer
-from echo_ops.report.observer import Observer
+from echo_ops.report.observer import Observer, scrape_places
 from echo_ops.report.offsets import OffsetWatch
 from echo_ops.report.run_view import RunView
-from echo_ops.report.scrape import scrape_places
 from echo_runtime.announcement import Announcement, read_announcement
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Drop, DropReason

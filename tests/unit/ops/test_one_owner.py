@@ -12,7 +12,7 @@ from confluent_kafka.admin import NewTopic
 from echo_bus.bus import Bus
 from echo_memory import MemoryCluster
 from echo_ops.cli import up
-from echo_ops.supervisor.folder_lock import folder_lock
+from echo_ops.supervisor.registration import folder_lock
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Progress, SessionClaim

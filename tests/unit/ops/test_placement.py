@@ -11,11 +11,9 @@ from echo_ops.roles import Role
 from echo_ops.supervisor.placement import Machine, Seat, WorkerNeed, placement, this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_settings import Settings
-from echo_settings.coordinator import CoordinatorSettings
-from echo_settings.devices import DeviceSettings
 from echo_settings.learner import LearnerSettings
 from echo_settings.offline import OfflineSettings
-from echo_settings.pool import PoolSettings
+from echo_settings.pool import CoordinatorSettings, DeviceSettings, PoolSettings
 from echo_settings.sections import RolloutSettings, RunSettings, ScoringSettings
 
 

@@ -24,8 +24,7 @@ from echo_memory import MemoryCluster
 from echo_ops.cli.main import app
 from echo_ops.redrive import redriving
 from echo_ops.redrive.letters import REDRIVEN, Letter, letter_of, reason_of
-from echo_ops.redrive.mending import Mend, load_mend
-from echo_ops.redrive.preparing import Handling
+from echo_ops.redrive.preparing import Handling, Mend, load_mend
 from echo_ops.redrive.redriving import Backlog, Redrive, discard, require_reasons, require_redrivable
 from echo_replay.raw_log import RawLog
 from echo_schemas.codec import lock_file_codec

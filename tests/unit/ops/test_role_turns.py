@@ -59,15 +59,15 @@ def test_a_role_looks_whose_the_namespace_is(monkeypatch: pytest.MonkeyPatch, ro
     monkeypatch.setattr(run, "wait_for_topics", lambda *_: True)
     monkeypatch.setattr(RoleEntry, "load", lambda *_: lambda process, **_: begun.append(role))
     monkeypatch.setattr(run, "set_up_logs", lambda *_, **__: None)
-    run.run_role(Role(role))
+    run.run_role(role=Role(role))
     assert asked == ([] if waits is None else [waits])
     assert begun == ([role] if waits is None else []), "a role began although its turn had not come"
 
 
 def test_a_role_gets_its_flags_and_no_others() -> None:
     assert arguments_of(Role.LEARNER, Flags(takeover=True)) == {"takeover": True, "skip": False}
-    beside = {"application": "shadow", "names": ("a.py:b",), "beginning": "", "share": 0.5, "ends_with_run": False}
-    assert arguments_of(Role.REWARD, Flags(application="shadow", names=("a.py:b",), share=0.5)) == beside
+    beside = {"application": "shadow", "names": ["a.py:b"], "beginning": "", "share": 0.5, "ends_with_run": False}
+    assert arguments_of(Role.REWARD, Flags(application="shadow", names=["a.py:b"], share=0.5)) == beside
     assert arguments_of(Role.FEEDER, Flags()) == {}
 
 
@@ -76,7 +76,7 @@ def test_a_role_gets_its_flags_and_no_others() -> None:
     [
         (Role.WORKER, Flags(takeover=True), "`echoswarm run worker` takes no --takeover.", "learner"),
         (Role.LEARNER, Flags(kind="fast"), "`echoswarm run learner` takes no --kind.", "worker"),
-        (Role.FEEDER, Flags(names=("exact",)), "`echoswarm run feeder` takes no --reward.", "reward"),
+        (Role.FEEDER, Flags(names=["exact"]), "`echoswarm run feeder` takes no --reward.", "reward"),
         (Role.REWARD, Flags(skip=True), "`echoswarm run reward` takes no --skip.", "learner"),
         (Role.WORKER, Flags(ends_with_run=True), "`echoswarm run worker` takes no --ends-with-run.", "reward"),
         (Role.LEARNER, Flags(share=0.1), "`echoswarm run learner` takes no --sample.", "reward"),

@@ -8,9 +8,9 @@ import pytest
 
 from echo_core.bottleneck import Place, PlaceUse
 from echo_ops.report import run_view
+from echo_ops.report.observer import parse_places
 from echo_ops.report.plain import PlainLines, closing_lines
 from echo_ops.report.run_view import Milestone, RunView
-from echo_ops.report.scrape import parse_places
 from echo_ops.report.summary import seconds_to, summarise_run
 from echo_schemas.records import DropReason, Progress, RewardTerm
 from echo_schemas.topics import PROGRESS

@@ -7,9 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from echo_ops.report.braille import Canvas
 from echo_ops.report.run_view import Milestone, RunView
-from echo_ops.report.screen import Screen, render
+from echo_ops.report.screen import Canvas, Screen, render
 from echo_schemas.records import DropReason
 from tests.unit.ops.views import drop, empty_view, learning_view
 

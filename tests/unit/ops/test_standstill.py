@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
+from echo_ops.report.observer import scrape_notices
 from echo_ops.report.run_view import RunView
-from echo_ops.report.scrape import scrape_notices
 from echo_ops.report.standstill import Standstills
 from echo_runtime.server import MetricsServer
 from echo_schemas.records import Progress

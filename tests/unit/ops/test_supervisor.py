@@ -11,11 +11,11 @@ import pytest
 
 from echo_bus.client.kafka import CLIENT_LOG
 from echo_bus.clock import ManualClock
-from echo_embedded.out_of_memory import OutOfMemoryWatch
+from echo_embedded.memory import OutOfMemoryWatch
 from echo_ops.roles import Role
 from echo_ops.supervisor.child import Crew, RoleDied
 from echo_ops.supervisor.plan import ChildPlan
-from echo_ops.supervisor.supervisor import RunEnd, Stages, Supervisor
+from echo_ops.supervisor.supervisor import RunEnd, Supervisor
 from echo_schemas.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -64,17 +64,19 @@ class Scene:
         self._tmp_path = tmp_path
         self.children: dict[str, FakeChild] = {}
         self.crew = Crew(self._launch, self.clock)
-        stages = Stages(prepare=self._prepare, conclude=lambda: self.story.append("conclude"))
         self.released: set[str] = set()
-        self.supervisor = Supervisor(self.crew, self, stages, self, self.clock, drain_s=3.0, released=lambda: self.released)
+        self.supervisor = Supervisor(self.crew, self, self, self.clock, drain_s=3.0, released=lambda: self.released)
 
     def _launch(self, plan: ChildPlan) -> FakeChild:
         child = FakeChild(plan, self.clock, self.story, None if plan.name == self._stubborn else 0.0)
         self.children[plan.name] = child
         return child
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         self.prepared.set()
+
+    def conclude(self) -> None:
+        self.story.append("conclude")
 
     def start(self) -> None:
         if self._broker_error is not None:

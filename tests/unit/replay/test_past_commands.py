@@ -211,7 +211,7 @@ def test_what_cannot_be_shown(used: Pipeline, target: str, says: str) -> None:
         ({"since": "yesterday"}, "--since 'yesterday' is no time"),
         ({"since": "1h", "until": "2h"}, "lies before --since"),
         ({"step": "1", "version": "1"}, "are two ranges"),
-        ({"group": ["x"]}, "'x' is no group"),
+        ({"groups": ["x"]}, "'x' is no group"),
         ({"worker": "nobody"}, "Nothing in the log is what was asked for"),
     ],
 )

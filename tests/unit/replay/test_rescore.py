@@ -183,7 +183,7 @@ def test_what_cannot_be_repeated_is_refused_or_marked(copy: Pipeline) -> None:
 
 def test_a_range_of_nothing_is_said(copy: Pipeline) -> None:
     with pytest.raises(UserError, match="Nothing in the log"):
-        rescore(group=["999"])
+        rescore(groups=["999"])
     with pytest.raises(UserError, match="never published"):
         rescore(version="77")
 

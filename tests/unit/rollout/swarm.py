@@ -23,7 +23,7 @@ from echo_bus.reading.view import CompactedView
 from echo_core.policy import Admission, StalenessPolicy
 from echo_rollout.engines.engine import Generation
 from echo_rollout.engines.scripted import ScriptedEngine
-from echo_rollout.feeder import Feeder, FeederParts
+from echo_rollout.feeder import Feeder
 from echo_rollout.journal import CrashJournal
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
 from echo_rollout.run import newest_source
@@ -261,7 +261,7 @@ class Swarm:
         progress, weights, control = bus.view(PROGRESS, Progress), bus.view(WEIGHTS, WeightManifest), bus.orders()
         workers = bus.view(WORKERS, WorkerStatus)
         with closing(observer), closed_together(progress, weights, control, workers), closing(bus.transactions("feeder")) as writer:
-            parts = FeederParts(
+            feeder = Feeder(
                 settings=settings,
                 policy=policy,
                 task=LetterTask(),
@@ -278,7 +278,7 @@ class Swarm:
                 metrics=FeederMetrics(registry),
                 clock=clock,
             )
-            Feeder(parts).run(stop)
+            feeder.run(stop)
 
     def _work(self, engine: ScriptedEngine, worker_id: str, task: Any, stop: StopSignal) -> None:
         clock, registry = SystemClock(), CollectorRegistry()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echo_bus.clock import ManualClock
-from echo_rollout.askers_time import _NUM_HEARD, AskersTime
+from echo_rollout.holding import _NUM_HEARD, AskersTime
 from echo_schemas.records import Purpose, RolloutRequest, Sampling
 
 HOUR_MS = 3_600_000

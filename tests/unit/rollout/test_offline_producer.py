@@ -14,7 +14,7 @@ from echo_bus.clock import SystemClock
 from echo_core.policy import Admission, StalenessPolicy
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.episodes import Episode
-from echo_rollout.offline.producer import OfflineParts, OfflineProducer, Schedule
+from echo_rollout.offline.producer import OfflineProducer, Schedule
 from echo_rollout.offline.rendering import RenderedEpisode
 from echo_runtime.process import StopSignal
 from echo_schemas.errors import UserError
@@ -52,7 +52,7 @@ def offline(swarm: Swarm, *, epochs: int = 1, first_seq: int = 0) -> Thread:
         )
         progress, control = bus.view(PROGRESS, Progress), bus.orders()
         with closed_together(progress, control), closing(bus.transactions("feeder")) as writer:
-            parts = OfflineParts(
+            producer = OfflineProducer(
                 settings=settings,
                 policy=policy,
                 groups=GROUPS,
@@ -66,7 +66,7 @@ def offline(swarm: Swarm, *, epochs: int = 1, first_seq: int = 0) -> Thread:
                 metrics=OfflineMetrics(CollectorRegistry()),
                 clock=SystemClock(),
             )
-            OfflineProducer(parts).run(stop)
+            producer.run(stop)
 
     return swarm._thread(run)
 

@@ -22,7 +22,7 @@ from echo_bus.clock import ManualClock
 from echo_bus.requests.dispatch import WORKERS_GROUP
 from echo_core.capacity.estimates import Speed
 from echo_memory import MemoryCluster
-from echo_rollout.feeder import Feeder, FeederParts
+from echo_rollout.feeder import Feeder
 from echo_rollout.metrics import FeederMetrics
 from echo_runtime.notices import Notices
 from echo_runtime.places import PlaceTimes
@@ -140,7 +140,7 @@ class Pool:
             "metrics": FeederMetrics(registry),
             "clock": self.clock,
         }
-        self.feeder = Feeder(FeederParts(**parts))
+        self.feeder = Feeder(**parts)
         self.physical = namespace.topic(REQUESTS)
         self.reader = self.cluster.consumer(
             {"group.id": namespace.group(WORKERS_GROUP), "client.id": "w", "isolation.level": "read_committed"}

@@ -25,7 +25,7 @@ from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import CONTROL, STEPS, WEIGHTS, worker_order_key
 from echo_settings import Settings
 from echo_settings.rules import staleness_policy
-from echo_streams.coordinator.coordinator import Coordinator, CoordinatorParts
+from echo_streams.coordinator.coordinator import Coordinator
 from echo_streams.metrics import CoordinatorMetrics
 from tests.examples import load_examples
 from tests.unit.rollout.test_unequal_workers import PlayedView
@@ -75,7 +75,7 @@ class Scene:
             "metrics": CoordinatorMetrics(self.registry),
             "clock": self.clock,
         }
-        coordinator = Coordinator(CoordinatorParts(**parts))
+        coordinator = Coordinator(**parts)
         coordinator.begin()
         coordinator.hear_steps(1.0)
         return coordinator
@@ -179,7 +179,7 @@ def test_a_restart_knows_steps_orders_and_epoch_from_the_log_and_ends_its_predec
     assert scene.looks(second, 9, DEAR) == {"dear": True}, "before it has seen a publication it still mends a shortage"
     assert scene.orders()["dear"].epoch == 2
     deadline = Deadline.after(WAIT_S)
-    while (order := first._parts.control.get(worker_order_key(RUN, "dear"))) is None or order.epoch < 2:
+    while (order := first.control.get(worker_order_key(RUN, "dear"))) is None or order.epoch < 2:
         assert not deadline.expired(), "the first never heard of the second's order"
     with pytest.raises(UserError, match="Another coordinator has taken over"):
         scene.looks(first, 1, CHEAP, DEAR)

@@ -15,8 +15,7 @@ from echo_schemas.errors import UserError
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
-from echo_streams.preflight import check_topics
-from echo_streams.run import attach, check_isolation
+from echo_streams.run import attach, check_isolation, check_topics
 from echo_streams.scoring import Attached
 from echo_streams.security import login_of
 from echo_tasks.rewards import reward

@@ -15,7 +15,7 @@ from echo_bus.errors import DeadlineExceeded
 from echo_schemas.records import Coordinates, MissingRewards
 from echo_streams.processing import Outgoing
 from echo_streams.scoring import Judgeable
-from echo_streams.second_look import LookingParts, SecondLook, read_again
+from echo_streams.second_look import SecondLook, read_again
 from tests.unit.core.records import trajectory
 from tests.unit.learner.pipeline import Pipeline
 
@@ -40,15 +40,13 @@ class Stage:
         self.failures: list[Exception] = []
         self.clock = ManualClock()
         self.second_look = SecondLook(
-            LookingParts(
-                names=frozenset({"exact", "brevity"}),
-                missing=lambda: self.named,
-                committed=lambda partition: 10 if partition == 0 else None,
-                read=self._read,
-                judge=self._judge,
-                send=self._send,
-                clock=self.clock,
-            )
+            names=frozenset({"exact", "brevity"}),
+            missing=lambda: self.named,
+            committed=lambda partition: 10 if partition == 0 else None,
+            read=self._read,
+            judge=self._judge,
+            send=self._send,
+            clock=self.clock,
         )
 
     def _read(self, wanted: Sequence[Coordinates]) -> list[Judgeable]:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from echo_schemas.errors import UserError
 from echo_tasks.poker import Poker
-from echo_tasks.poker.betting import meant
 from echo_tasks.poker.cards import NUM_CARDS, RANKS, SUITS, card_name
 from echo_tasks.poker.episode import PENALISED, AnswerKind, HandEpisode, Said, read_answer
+from echo_tasks.poker.holdem import meant
 from echo_tasks.poker.opponents import CALL, FOLD, OPPONENTS, View, play_randomly, play_tightly
 from echo_tasks.task import Turn
 from tests.thorough import examples

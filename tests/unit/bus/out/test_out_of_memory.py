@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_embedded.out_of_memory import OutOfMemoryWatch
+from echo_embedded.memory import OutOfMemoryWatch
 
 
 @pytest.fixture

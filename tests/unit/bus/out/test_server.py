@@ -15,8 +15,7 @@ from prometheus_client import PlatformCollector, ProcessCollector, generate_late
 
 from echo_bus.metrics import BusMetrics
 from echo_learner.metrics import LearnerMetrics
-from echo_runtime.exposition import exposition
-from echo_runtime.server import Check, MetricsServer
+from echo_runtime.server import Check, MetricsServer, exposition
 from echo_schemas.errors import UserError
 
 problems: dict[str, str | None] = {}
