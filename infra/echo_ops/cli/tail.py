@@ -20,6 +20,7 @@ from echo_bus.client import profiles
 from echo_bus.client.cluster import RawConsumer, RawMessage
 from echo_bus.client.consumer_queries import num_partitions, watermarks
 from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error
+from echo_bus.errors import TransportError
 from echo_bus.message import raw_headers
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config
@@ -82,6 +83,12 @@ def tail(
                 if unread and silent_s == _SILENT_S:
                     places = ", ".join(map(str, sorted(unread)))
                     err.print(f"Waiting for the brokers: nothing of partitions {places} has come for {_SILENT_S:g} s. Ctrl-C ends.")
+                elif not unread and silent_s % _SILENT_S == 0:
+                    # No records, or no brokers?
+                    try:
+                        num_partitions(consumer, physical)
+                    except TransportError as exc:
+                        err.print(f"{exc.message} It goes on when they answer; Ctrl-C ends.", markup=False)
                 continue
             silent_s = 0.0
             if (problem := raw.error()) is not None:
