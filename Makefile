@@ -45,7 +45,7 @@ test: $(STAMP) ## Run every test that needs no GPU, on a real Kafka (started for
 	$(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
 
 unit: $(STAMP) ## Run the unit tests only: no I/O, no browser
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist loadfile -m 'not slow' tests/unit tests/fuzz
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist loadfile -m 'not slow' tests/unit tests/fuzz
 
 nightly: $(STAMP) ## Run every test at full length: all faults, the whole model check, every example, other generated cases; hours
 	ECHO_THOROUGH=1 $(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20

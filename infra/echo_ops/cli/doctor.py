@@ -88,7 +88,7 @@ def _installed() -> Iterator[Diagnosis]:
         Health.FINE if recent else Health.BROKEN, "confluent-kafka", version, "" if recent else "pip install -U 'confluent-kafka>=2.15'"
     )
     for what, (module, extra) in _ROLES.items():
-        is_absent = util.find_spec(module) is None
+        is_absent = module not in sys.modules and util.find_spec(module) is None
         found = f"{module} is {'not ' if is_absent else ''}installed"
         yield _note_if(is_absent, what, found, f"pip install 'echoswarm[{extra}]' where this role runs")
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
