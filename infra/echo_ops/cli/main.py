@@ -6,14 +6,14 @@ stays quick.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from importlib import import_module, metadata
+from typing import Annotated, Any
 
 import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from echo_ops.cli.output import user_errors
+from echo_ops.cli.output import out, user_errors
 
 _GROUPS = {
     "reward": "Rewards of a running run: write, try, attach, weigh, detach.",
@@ -190,8 +190,16 @@ class _Commands(TyperGroup):
 app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        out.print(f"echoswarm {metadata.version('echoswarm')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    _: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the release, and exit.")] = False,
+) -> None:
     """EchoSwarm: reinforcement-learning post-training of language models as a streaming pipeline on Apache Kafka."""
 
 

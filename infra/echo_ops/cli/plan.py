@@ -214,7 +214,7 @@ def _lines(demand: Demand, candidates: Sequence[Candidate], plans: Sequence[Prov
     source = "" if measured is None else f"As the run {measured.run!r} measured: "
     head = (
         f"{source}T_train {demand.train_s:.4g} s, T_bcast {demand.broadcast_s:.4g} s, {demand.rollouts} rollouts a step; "
-        f"{len(candidates)} workers make up to {total_rate(candidates):.4g} rollouts/s."
+        f"{len(candidates)} {'workers make' if len(candidates) > 1 else 'worker makes'} up to {total_rate(candidates):.4g} rollouts/s."
     )
     table = aligned([_HEADS, *(_row(each) for each in plans)])
     table += _accuracy_lines(plans, measured)

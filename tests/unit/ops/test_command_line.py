@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
 import pytest
 import typer.main
 from typer.testing import CliRunner
@@ -19,3 +21,8 @@ def test_a_command_has_a_function_and_options(words: str) -> None:
 def test_every_group_has_commands() -> None:
     assert {words.rpartition(" ")[0] for words in _COMMANDS} == {*_GROUPS, ""}
     assert set(vars(typer.main.get_command(app))["commands"]) == {words.split()[0] for words in _COMMANDS}
+
+
+def test_the_release_is_told() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"echoswarm {metadata.version('echoswarm')}\n")
