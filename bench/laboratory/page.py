@@ -112,31 +112,33 @@ def _claims(found: Sequence[Finding]) -> str:
     return "\n".join(rows) + "\n"
 
 
+_TIMED = "seconds"
 _AXES: Sequence[tuple[str, Callable[[Result, int], float]]] = (
     ("step", lambda result, index: float(result.curve.version[index])),
-    ("seconds", lambda result, index: result.curve.seconds[index]),
+    (_TIMED, lambda result, index: result.curve.seconds[index]),
     ("samples", lambda result, index: float(result.curve.samples[index])),
 )
 
 
 def draw(tasks: Mapping[str, Runs], picture: Path) -> None:
     """For each task the batch's reward (mean over ten steps) and the held-out accuracy, by step, by wall time and by samples. A line is the
-    mean over seeds at the same step, its shade one standard error; dots are evaluations."""
+    mean over seeds at the same step, its shade one standard error; dots are evaluations. By wall time only cells that are timed."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    page, axes = plt.subplots(len(tasks), len(_AXES), figsize=(15, 4.2 * len(tasks)), squeeze=False, sharey="row")
+    page, axes = plt.subplots(len(tasks), len(_AXES), figsize=(15, 4.6 * len(tasks)), squeeze=False, sharey="row", layout="constrained")
     for row, (task, runs) in zip(axes, tasks.items(), strict=True):
         for axis, (label, x_of) in zip(row, _AXES, strict=True):
             for number, (name, seeds) in enumerate(runs.items()):
-                _draw_condition(axis, list(seeds.values()), x_of, name, f"C{number}")
+                results = [result for result in seeds.values() if label != _TIMED or result.is_timed]
+                if results:
+                    _draw_condition(axis, results, x_of, name, f"C{number}")
             axis.set_xlabel(label)
             axis.grid(alpha=0.3)
         row[0].set_ylabel(f"{task}: reward (line), held-out (dots)")
-        row[0].legend(fontsize="small")
-    page.tight_layout()
+        row[-1].legend(*row[0].get_legend_handles_labels(), fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     picture.parent.mkdir(parents=True, exist_ok=True)
     page.savefig(picture, dpi=80)
     plt.close(page)
