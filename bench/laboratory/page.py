@@ -134,7 +134,7 @@ def draw(tasks: Mapping[str, Runs], picture: Path) -> None:
             for number, (name, seeds) in enumerate(runs.items()):
                 results = [result for result in seeds.values() if label != _TIMED or result.is_timed]
                 if results:
-                    _draw_condition(axis, results, x_of, name, f"C{number}")
+                    _draw_condition(axis, results, x_of, name, number)
             axis.set_xlabel(label)
             axis.grid(alpha=0.3)
         row[0].set_ylabel(f"{task}: reward (line), held-out (dots)")
@@ -144,13 +144,15 @@ def draw(tasks: Mapping[str, Runs], picture: Path) -> None:
     plt.close(page)
 
 
-def _draw_condition(axis: Any, results: Sequence[Result], x_of: Callable[[Result, int], float], name: str, colour: str) -> None:
+def _draw_condition(axis: Any, results: Sequence[Result], x_of: Callable[[Result, int], float], name: str, number: int) -> None:
+    # There are ten colours.
+    colour, style = f"C{number % 10}", "-" if number < 10 else "--"
     length = min(len(result.curve.version) for result in results)
     steps = range(length)
     xs = [statistics.fmean(x_of(result, index) for result in results) for index in steps]
     found = [mean_and_error(_smoothed(result, index) for result in results) for index in steps]
     means = [mean for mean, _ in found]
-    axis.plot(xs, means, color=colour, label=f"{name} ({len(results)})", linewidth=1.2)
+    axis.plot(xs, means, color=colour, linestyle=style, label=f"{name} ({len(results)})", linewidth=1.2)
     if len(results) > 1:
         lows, highs = [mean - error for mean, error in found], [mean + error for mean, error in found]
         axis.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
