@@ -104,50 +104,53 @@ class Processor:
             self._metrics.passed.labels(found.value).inc()
             return []
         if isinstance(found, Stale):
-            return self._encoded(self._scorer.stale(found.identity, at, _too_old(found.version, version)))
+            return self._encoded(self._scorer.stale(found.identity, at, _said_of_age(found.version, version)))
         message = self._decoder.decode(raw)
         if message is None:
             self._metrics.passed.labels(Passed.OTHER_RUN.value).inc()
             return []
         assert isinstance(message.record, Trajectory), "the decoder lets nothing else through"
-        return self._triage(message.record, at, judgeable, time_ms)
+        return self._triage(message.record, at, version, judgeable, time_ms)
 
     async def judge_again(self, items: Sequence[Judgeable]) -> list[Outgoing]:
         """The records to write for trajectories whose rewards are missing."""
+        version = self._learner_version()
         judgeable: list[Judgeable] = []
         answers: list[Outgoing] = []
         for item in items:
-            answers += self._triage(item.trajectory, item.at, judgeable)
+            answers += self._triage(item.trajectory, item.at, version, judgeable)
         started_ms = self._wire.clock.time_ms()
         return answers + (self._encoded(await self._scorer.score(judgeable), started_ms) if judgeable else [])
 
-    def _triage(self, trajectory: Trajectory, at: Coordinates, judgeable: list[Judgeable], time_ms: int | None = None) -> list[Outgoing]:
+    def _triage(
+        self, trajectory: Trajectory, at: Coordinates, version: int | None, judgeable: list[Judgeable], time_ms: int | None = None
+    ) -> list[Outgoing]:
         """As `_look`, by the body."""
         passed = self._intake.passed(trajectory)
         if passed is not None:
             self._metrics.passed.labels(passed.value).inc()
             return []
-        item = Judgeable(trajectory=trajectory, at=at, too_old=functools.partial(self._too_old_meanwhile, trajectory, time_ms))
-        if why := self._too_old(trajectory, time_ms):
+        if why := self._too_old(trajectory, version, time_ms):
             return self._encoded(self._scorer.stale(Identity.of(trajectory), at, why))
-        judgeable.append(item)
+        by_now = functools.partial(self._too_old_by_now, trajectory, time_ms)
+        judgeable.append(Judgeable(trajectory=trajectory, at=at, too_old=by_now))
         return []
 
-    def _too_old(self, trajectory: Trajectory, time_ms: int | None) -> str:
-        """Why the learner would now drop the trajectory for its age; empty if it would not."""
-        version = self._learner_version()
+    def _too_old(self, trajectory: Trajectory, version: int | None, time_ms: int | None) -> str:
+        """Why the learner at `version` would drop the trajectory for its age; empty if it would not."""
         is_bounded = trajectory.purpose is Purpose.TRAIN and not trajectory.is_exempt
         if not is_bounded or not self._intake.is_stale(trajectory.min_version, version, time_ms):
             return ""
-        return _too_old(trajectory.min_version, version)
+        return _said_of_age(trajectory.min_version, version)
 
-    def _too_old_meanwhile(self, trajectory: Trajectory, time_ms: int | None) -> str:
-        """As `_too_old`. If the learner cannot be followed any more, the sample is scored: that is not its function's fault, and it ends
-        the process at the next batch."""
+    def _too_old_by_now(self, trajectory: Trajectory, time_ms: int | None) -> str:
+        """As `_too_old`, at the learner's version now. If the learner cannot be followed any more, the sample is scored: that is not its
+        function's fault, and it ends the process at the next batch."""
         try:
-            return self._too_old(trajectory, time_ms)
+            version = self._learner_version()
         except Exception:  # whatever ended the view of the learner
             return ""
+        return self._too_old(trajectory, version, time_ms)
 
     def _encoded(self, rewards: Sequence[Reward], started_ms: int | None = None) -> list[Outgoing]:
         """`started_ms`: when the scoring began; None: no function was called."""
@@ -177,5 +180,5 @@ class Processor:
         return Outgoing(self._dead_letters, None, letter.key, letter.value, letter.headers)
 
 
-def _too_old(version: int, learner_version: int | None) -> str:
+def _said_of_age(version: int, learner_version: int | None) -> str:
     return f"Version {version} is too old for the learner's {learner_version}."
