@@ -17,6 +17,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from enum import StrEnum
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,6 @@ from echo_settings import Settings
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import SpanContext
-from enum import StrEnum
 
 TRACEPARENT = "traceparent"
 # A collector that does not answer must not delay a process, nor its end.

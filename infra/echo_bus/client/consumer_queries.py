@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from echo_bus.client.cluster import Cluster, RawConsumer, RawProducer
-from echo_bus.client.kafka_errors import MISSING, refused, translate
+from echo_bus.client.kafka_errors import MISSING, missing, refused, translate
 from echo_bus.client.profiles import GROUP_CONSUMER
 from echo_bus.clock import Deadline
 from echo_bus.errors import ClusterUnreachable, TopicMissing
@@ -160,10 +160,8 @@ def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: in
                     raise KafkaException(answer.error)
             return {(answer.topic, answer.partition): answer.offset for answer in found}
         except KafkaException as exc:
-            code, where = exc.args[0].code(), ", ".join(sorted({physical for physical, _ in places}))
-            if code not in _PASSING or deadline.expired():
-                if code in MISSING:
-                    # It was removed after its partitions were counted.
-                    raise TopicMissing(f"{where} does not exist: {exc.args[0].str()}.", hint="Run `echoswarm topics apply`.") from exc
-                raise translate(exc, where) from exc
+            error, where = exc.args[0], ", ".join(sorted({physical for physical, _ in places}))
+            if error.code() not in _PASSING or deadline.expired():
+                # Missing: removed after its partitions were counted.
+                raise (missing(where, error) if error.code() in MISSING else translate(exc, where)) from exc
             time.sleep(_AGAIN_S)

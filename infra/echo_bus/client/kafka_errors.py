@@ -2,6 +2,7 @@
 
 translate, translated    of a request
 check_error              of a consumer's event: go on, or stop
+missing                  of a topic that is not there
 not_delivered            of a record without an acknowledgement
 transaction_error        of a step of a transaction: repeat it, roll back, or give the writer up
 refused, refusal         of an operation that the cluster refuses: which one, on which resource, and the command that allows it
@@ -96,7 +97,7 @@ def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
     if code in LOGIN_REFUSED:
         raise NotAuthorized(f"The cluster refuses the login: {error.str()}.", hint=LOGIN_HINT)
     if code in MISSING:
-        raise TopicMissing(f"{where} does not exist: {error.str()}.", hint="Run `echoswarm topics apply`.")
+        raise missing(where, error)
     if code in _LOST:
         raise OffsetLost(f"The position asked for is not in {where} any more: {error.str()}.", hint="Choose where to go on reading.")
     # A fenced member gets a fatal error whose text alone names the cause.
@@ -108,6 +109,11 @@ def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
     if code == _FATAL or error.fatal():
         raise TransportError(f"The consumer of {where} failed for good: {error.str()}.")
     logger.warning("The client reports about %s: %s; it goes on by itself", where, error)
+
+
+def missing(where: str, error: KafkaError) -> TopicMissing:
+    """The error for a topic or a partition, `where` in words, of which the cluster says one of `MISSING`."""
+    return TopicMissing(f"{where} does not exist: {error.str()}.", hint="Run `echoswarm topics apply`.")
 
 
 def not_delivered(physical: str, error: KafkaError | None) -> TransportError:
