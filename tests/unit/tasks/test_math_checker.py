@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from echo_tasks import math_checker
+from echo_tasks.bounds import OutOfBounds
 from echo_tasks.catalogue import load_reward
 from echo_tasks.math_checker import is_right, math, stated_answer
 from tests.unit.tasks.samples import sample
@@ -72,6 +73,7 @@ def test_the_same_answer_in_another_form(reference: str, answer: str) -> None:
 def test_what_libraries_load_at_their_first_formula_is_not_the_answers_time() -> None:
     script = """
 from echo_tasks import math_checker
+from echo_tasks.bounds import OutOfBounds
 math_checker.CPU_S = 0.25
 assert math_checker.is_right("y^2+4y+4", "(y+2)^2")
 """
@@ -126,12 +128,20 @@ HOSTILE = [
 ]
 
 
-# The signal that ends a check may be heard in a callback of the garbage collector (hypothesis has one), which loses what it raises; the
-# next signal, a moment later, is not lost.
-LOST_IN_A_CALLBACK = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.fixture
+def lost_in_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The signal that ends a check may be heard in a callback of the garbage collector (hypothesis has one), which loses what it raises; the
+    next signal, a moment later, is not lost. Pytest would report the loss, and fail where the next signal comes in its report."""
+    report = sys.unraisablehook
+
+    def heed(lost: Any) -> None:
+        if not issubclass(lost.exc_type, OutOfBounds):
+            report(lost)
+
+    monkeypatch.setattr(sys, "unraisablehook", heed)
 
 
-@LOST_IN_A_CALLBACK
+@pytest.mark.usefixtures("lost_in_a_callback")
 @pytest.mark.parametrize("answer", HOSTILE, ids=range(len(HOSTILE)))
 def test_a_hostile_answer_is_wrong_within_its_bound_and_the_next_is_judged(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bound_s = math_checker.CPU_S / 5
@@ -144,7 +154,7 @@ def test_a_hostile_answer_is_wrong_within_its_bound_and_the_next_is_judged(answe
     assert judged("\\boxed{\\frac{84}{2}}") == (1.0, 1.0)
 
 
-@LOST_IN_A_CALLBACK
+@pytest.mark.usefixtures("lost_in_a_callback")
 def test_a_hostile_answer_costs_once_however_often_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_checker, "CPU_S", 0.1)
     hostile, compared = "8^{8^{8^{8}}}", []
