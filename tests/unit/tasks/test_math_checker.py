@@ -130,8 +130,8 @@ HOSTILE = [
 
 @pytest.fixture
 def lost_in_a_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The signal that ends a check may be heard in a callback of the garbage collector (hypothesis has one), which loses what it raises; the
-    next signal, a moment later, is not lost. Pytest would report the loss, and fail where the next signal comes in its report."""
+    """The signal that ends a check may be heard in a callback of the garbage collector (hypothesis has one), which loses what it raises;
+    the next signal, a moment later, is not lost. Pytest would report the loss, and fail where the next signal comes in its report."""
     report = sys.unraisablehook
 
     def heed(lost: Any) -> None:
