@@ -56,8 +56,8 @@ class Screen:
         self._live.stop()
 
     def say(self, line: str) -> None:
-        """Add a line at the bottom; the oldest one goes."""
-        self._notes.append(line)
+        """Add a line at the bottom with the time since the start: what it says may be over by now. The oldest one goes."""
+        self._notes.append(f"{_clock(self._elapsed_s())} {line}")
 
     @property
     def is_due(self) -> bool:

@@ -61,6 +61,15 @@ def test_the_screen_is_drawn_only_when_due() -> None:
     assert due == [True, False, True]
 
 
+def test_a_line_keeps_the_time_at_which_it_was_said() -> None:
+    drawn, times_s = io.StringIO(), [44.0]
+    with Screen(Console(force_terminal=True, file=drawn, width=120, height=40), lambda: times_s[-1], "logs") as screen:
+        screen.say("worker-0: Version 0 is not installed for 20 s.")
+        times_s.append(144.0)
+        screen.draw(learning_view(3))
+    assert "0:44 worker-0: Version 0 is not installed for 20 s." in drawn.getvalue()
+
+
 def test_a_rising_line_rises_from_the_lower_left_to_the_upper_right() -> None:
     canvas = Canvas(10, 4)
     canvas.line([(0.0, 0.0), (1.0, 1.0)], "green")
