@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from echo_embedded.folders import cache_folder, exclusive, staged
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import library_missing
 
 if TYPE_CHECKING:
     from jgo.maven import MavenContext
@@ -99,10 +100,7 @@ def download(artifacts: Sequence[Artifact], folder: Path) -> None:
         from jgo.config import GlobalSettings
         from jgo.maven import MavenContext, PythonResolver
     except ModuleNotFoundError as exc:
-        raise UserError(
-            "The embedded broker's jars are fetched with jgo, which is not installed.",
-            hint="pip install 'echoswarm[embedded]'.",
-        ) from exc
+        raise library_missing("The embedded broker", exc.name, "'echoswarm[embedded]'") from exc
     settings = GlobalSettings.load()
     with tempfile.TemporaryDirectory(dir=folder, prefix=".download-") as scratch:
         context = MavenContext(

@@ -27,7 +27,7 @@ from confluent_kafka.admin import (
 
 from echo_bus.errors import TransportError
 from echo_embedded.properties import HOST
-from echo_schemas.errors import UserError
+from echo_schemas.libraries import library_missing
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -122,7 +122,7 @@ def _make_certificates(authority: Path, certificate: Path) -> None:
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric import rsa
     except ModuleNotFoundError as exc:
-        raise UserError("A secured embedded Kafka needs the package `cryptography`.", hint="pip install cryptography.") from exc
+        raise library_missing("A secured embedded Kafka", exc.name, "cryptography") from exc
     authority_key = rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS)
     root = _sign(_AUTHORITY_NAME, authority_key, authority_key, [(x509.BasicConstraints(ca=True, path_length=0), True)])
     node_key = rsa.generate_private_key(public_exponent=65537, key_size=_RSA_BITS)

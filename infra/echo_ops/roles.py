@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import library_missing
 
 if TYPE_CHECKING:
     from echo_settings import Settings
@@ -81,9 +82,7 @@ class RoleEntry:
             self.prefetch(settings)
             function: Callable[..., None] = getattr(importlib.import_module(self.module), self.function)
         except ModuleNotFoundError as exc:
-            raise UserError(
-                f"This role needs the library {exc.name!r}, which is not installed here.", hint=f"pip install 'echoswarm[{self.extra}]'"
-            ) from exc
+            raise library_missing("This role", exc.name, f"'echoswarm[{self.extra}]'") from exc
         return function
 
 

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 from echo_bus.tracing import Tracer, Written
 from echo_core.batch_choice import ChosenGroup
 from echo_core.group_share import is_chosen
-from echo_schemas.errors import UserError
 from echo_schemas.headers import Header
+from echo_schemas.libraries import library_missing
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Record, Reward, RolloutRequest, Trajectory
 from echo_schemas.topics import REQUESTS, REWARDS, TRAJECTORIES, Topic
@@ -99,9 +99,7 @@ def open_tracer(settings: Settings, role: str, process: str) -> Iterator[Tracer 
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as exc:
-        raise UserError(
-            "[traces] needs OpenTelemetry's SDK, which is not installed here.", hint="pip install 'echoswarm[otel]', or share = 0."
-        ) from exc
+        raise library_missing("[traces]", exc.name, "'echoswarm[otel]', or set share = 0.") from exc
     # Without an endpoint the exporter reads OpenTelemetry's own variables of the environment.
     processor = BatchSpanProcessor(OTLPSpanExporter(endpoint=settings.traces.endpoint or None, timeout=_EXPORT_S))
     try:

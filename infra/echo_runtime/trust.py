@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from echo_bus.clock import Clock, SystemClock
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import SIGNATURES, require_libraries
 from echo_schemas.roles import load_roles
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 from echo_settings.load import load_sections
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LIBRARY_HINT = "pip install 'echoswarm[signatures]'"
 # Each check costs a call to the file system.
 _LOOK_EVERY_S = 5.0
 
@@ -50,7 +50,7 @@ def open_signer(settings: TrustSettings, role: str) -> Signer | None:
                 hint=f"`echoswarm keys new {kind}{f' {name}' if kind == 'worker' and name else ''}` makes one.",
             )
         return None
-    require_library()
+    require_libraries("[trust]", "cryptography", install=SIGNATURES)
     from echo_bus.signatures import Signer
 
     return Signer(read_private_key(path))
@@ -63,7 +63,7 @@ def open_verifier(settings: TrustSettings, role: str) -> Verifier | None:
     reads = known is None or known.reads_all_topics or any(kind in spec.consumers for spec in _signed_specs())
     if settings.signatures == "off" or not reads:
         return None
-    require_library()
+    require_libraries("[trust]", "cryptography", install=SIGNATURES)
     from echo_bus.signatures import Verifier
 
     return Verifier(SignersList(Path(settings.signers)))
@@ -156,11 +156,3 @@ def _state_of(path: Path) -> tuple[int, int] | None:
 
 def _signed_specs() -> list[TopicSpec]:
     return [spec for spec in load_topic_specs() if spec.topic is not None and spec.topic.author is not None]
-
-
-def require_library() -> None:
-    """Raises UserError without the library `cryptography`."""
-    try:
-        import cryptography  # noqa: F401
-    except ImportError as exc:
-        raise UserError("[trust] needs the library `cryptography`, which is not installed here.", hint=LIBRARY_HINT) from exc

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from string import ascii_uppercase
 from typing import Any
 
+from echo_schemas.libraries import TASKS, require_libraries
 from echo_tasks.answers import Form, Style, asked, final_answer
-from echo_tasks.options import one_of, require_library, whole_number
+from echo_tasks.options import one_of, whole_number
 from echo_tasks.rewards import RewardResult, ScoredSample, reward
 from echo_tasks.task import Prompt, SingleTurn
 
@@ -37,7 +38,7 @@ class KnightsKnaves(SingleTurn):
 
     def __init__(self, n_people: int = 2, depth_constraint: int = 2, width_constraint: int = 2, style: str = "chat") -> None:
         """Raises UserError for numbers that no puzzle is made of, an unknown style, or if reasoning-gym is not installed."""
-        require_library("reasoning_gym", self.name)
+        require_libraries(f"The task {self.name!r}", "reasoning_gym", install=TASKS)
         self._form = one_of("style", style, Form)
         people = whole_number("n_people", n_people, least=2, most=len(ascii_uppercase))
         self._config = {

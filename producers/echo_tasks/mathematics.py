@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import TASKS, require_libraries
 from echo_tasks.answers import Style, asked
 from echo_tasks.math_answers import reference_of
-from echo_tasks.options import one_of, require_library, whole_number
+from echo_tasks.options import one_of, whole_number
 from echo_tasks.records import Row, read_rows
 from echo_tasks.task import Prompt, SingleTurn
 
@@ -43,7 +44,7 @@ class Mathematics(SingleTurn):
         instruction: str = INSTRUCTION,
     ) -> None:
         """Raises UserError for a file that cannot be read, a record without question or answer, or `start` or `stop` beyond the file."""
-        require_library("math_verify", self.name)
+        require_libraries(f"The task {self.name!r}", "math_verify", install=TASKS)
         self._style = one_of("style", style, Style)
         self._instruction = instruction
         rows = read_rows(path, self.name)

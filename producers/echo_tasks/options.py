@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from echo_schemas.errors import UserError
@@ -54,11 +53,3 @@ def nearest(name: str, known: Iterable[str]) -> str:
     names = [str(one) for one in known]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     return f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(names)}."
-
-
-def require_library(module: str, task: str) -> None:
-    """Raises UserError if `module` is not installed. It is not imported: that may take seconds."""
-    if find_spec(module) is None:
-        raise UserError(
-            f"The task {task!r} needs {module}, which is not installed.", hint="Install the extra: pip install 'echoswarm[tasks]'."
-        )

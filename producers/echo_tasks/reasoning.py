@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from echo_schemas.libraries import TASKS, require_libraries
 from echo_tasks.answers import INSTRUCTION, Style, asked
-from echo_tasks.options import one_of, require_library
+from echo_tasks.options import one_of
 from echo_tasks.task import Prompt, SingleTurn
 
 
@@ -18,7 +19,7 @@ class Reasoning(SingleTurn):
 
     def __init__(self, dataset: str, style: str = "chat", instruction: str = INSTRUCTION, seed_offset: int = 0, **config: Any) -> None:
         """Imports reasoning-gym. Raises UserError for an unknown data set, or a field or value that it does not take."""
-        require_library("reasoning_gym", self.name)
+        require_libraries(f"The task {self.name!r}", "reasoning_gym", install=TASKS)
         from echo_tasks.procedural import check_dataset
 
         check_dataset(dataset, config)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from echo_schemas.errors import UserError
-from echo_tasks.options import nearest, require_library
+from echo_schemas.libraries import TASKS, require_libraries
+from echo_tasks.options import nearest
 
 _JSONL = frozenset({".jsonl", ".ndjson", ".json"})
 _PARQUET = frozenset({".parquet", ".pq"})
@@ -51,7 +52,7 @@ def read_rows(path: str, task: str) -> list[Row]:
     if file.suffix in _JSONL:
         rows = list(_jsonl_rows(file))
     elif file.suffix in _PARQUET:
-        require_library("pyarrow", task)
+        require_libraries(f"The task {task!r}", "pyarrow", install=TASKS)
         rows = list(_parquet_rows(file))
     else:
         raise UserError(f"{path} is neither JSONL nor Parquet by its name.", hint="Name it *.jsonl or *.parquet.")

@@ -11,6 +11,7 @@ from importlib import resources
 from typing import Any, Protocol
 
 from echo_schemas.errors import EchoError, InvalidReason, InvalidRecord, NotRegistered, RegistryError, SchemaFileError, UserError
+from echo_schemas.libraries import library_missing
 from echo_schemas.schemas import AvroSchema, all_schemas, newest, parse_schema
 from echo_schemas.topics import TOPICS, Topic
 
@@ -182,7 +183,7 @@ def _open_client(url: str, shown: str, properties: Mapping[str, Any]) -> Any:
     try:
         from confluent_kafka.schema_registry import SchemaRegistryClient
     except ImportError as exc:
-        raise UserError("The schema registry's client is not installed.", hint="Install echoswarm[registry].") from exc
+        raise library_missing("[registry] url", exc.name, "'echoswarm[registry]'") from exc
     try:
         return SchemaRegistryClient({"url": url, **_CLIENT_DEFAULTS, **properties})
     except (ValueError, TypeError, OSError) as exc:

@@ -30,7 +30,8 @@ from echo_ops.cli.options import Config, RewardPath
 from echo_ops.cli.output import out
 from echo_ops.cli.reward import attach_order, run_now
 from echo_ops.groups import has_members
-from echo_ops.rewards.trial import Trial, recent_trajectories, try_reward
+from echo_ops.rewards.recent import recent_trajectories
+from echo_ops.rewards.trial import Trial, try_reward
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
 from echo_schemas.errors import UserError
 from echo_schemas.records import Reward, RewardAttachment, RewardOutcome

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import Annotated
 
 import typer
 
-from echo_bus.bus import Bus
-from echo_bus.clock import Deadline
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config
 from echo_ops.cli.output import out
 from echo_ops.report.summary import or_dash
 from echo_ops.rewards.comparison import Comparison, Moments
 from echo_ops.rewards.comparison import compare as compare_rewards
+from echo_ops.rewards.recent import newest_rewards
 from echo_ops.rewards.weights import full_name
 from echo_schemas.errors import UserError
-from echo_schemas.records import Reward, RewardOutcome
-from echo_schemas.topics import REWARDS
-
-_READ_S = 60.0
+from echo_schemas.records import RewardOutcome
 
 
 def compare(
@@ -66,21 +61,6 @@ def lines_of(a: str, b: str, found: Comparison) -> list[str]:
             f"{or_dash(found.flat_either, '.1%')} under either"
         )
     return lines
-
-
-def newest_rewards(bus: Bus, last: int, until_ms: int | None = None) -> list[Reward]:
-    """The run's rewards among the newest `last` records of each partition of `rewards`, by time: the same list however the broker mixes
-    the partitions. `until_ms`: the newest before that time, for a run with later runs in the same topic. Raises TransportError.
-    """
-    found: list[Reward] = []
-    with closing(bus.look([REWARDS])) as reader:
-        bounds = reader.bounds()
-        ends = {place: high for place, (_, high) in bounds.items()} if until_ms is None else reader.offsets_at(until_ms)
-        reader.start({place: max(low, ends[place] - last) for place, (low, _) in bounds.items()})
-        for messages in reader.read_to_end(Deadline.after(_READ_S, bus.clock), ends):
-            records = (message.record for message in messages if message.offset < ends[message.topic.name, message.partition])
-            found += [each for each in records if isinstance(each, Reward)]
-    return sorted(found, key=lambda reward: (reward.time_ms, reward.of.partition, reward.of.offset, reward.name))
 
 
 def _moments(moments: Moments) -> str:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
 from echo_runtime.opening import open_bus, open_cluster
-from echo_schemas.errors import UserError
 from echo_settings import Settings, load_settings
 
 _DEFAULT_CONFIG = Path("run.toml")
@@ -39,10 +37,3 @@ def reach_bus(settings: Settings, role: str = "operator", *, all_runs: bool = Fa
     reach_cluster(settings, role)
     bus = open_bus(settings, role)
     return replace(bus, run_id=None) if all_runs else bus
-
-
-def require_analysis(*modules: str, extra: str = "analysis") -> None:
-    """Raise UserError if one of `modules` is not installed. Imports none of them."""
-    for module in modules:
-        if find_spec(module) is None:
-            raise UserError(f"This needs {module}, which is not installed.", hint=f"Install the extra: pip install 'echoswarm[{extra}]'.")

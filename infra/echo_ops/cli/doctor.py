@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 
 from rich.markup import escape
@@ -24,6 +24,7 @@ from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import summarise
 from echo_runtime.opening import open_bus, open_cluster
 from echo_schemas.errors import EchoError
+from echo_schemas.libraries import is_installed
 from echo_schemas.naming import Namespace
 from echo_settings import Settings
 
@@ -88,7 +89,7 @@ def _installed() -> Iterator[Diagnosis]:
         Health.FINE if recent else Health.BROKEN, "confluent-kafka", version, "" if recent else "pip install -U 'confluent-kafka>=2.15'"
     )
     for what, (module, extra) in _ROLES.items():
-        is_absent = module not in sys.modules and util.find_spec(module) is None
+        is_absent = not is_installed(module)
         found = f"{module} is {'not ' if is_absent else ''}installed"
         yield _note_if(is_absent, what, found, f"pip install 'echoswarm[{extra}]' where this role runs")
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):

@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from echo_ops.cli.context import reach_bus, read_settings, require_analysis
+from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config, RunName
 from echo_ops.cli.output import ExitCode, err, fail, out, remark
 from echo_ops.cli.ranges import run_named
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import ANALYSIS, require_libraries
 
 
 def export(
@@ -26,12 +27,12 @@ def export(
     iceberg: Annotated[str, typer.Option(metavar="CATALOG.NAMESPACE", help="Then bring these Iceberg tables to where the export is.")] = "",
 ) -> None:
     """Export new records, once or repeatedly until Ctrl-C, and print how many. Or check an export."""
-    require_analysis("pyarrow")
+    require_libraries("An export", "pyarrow", install=ANALYSIS)
     if verify:
         _verify(to, run)
         return
     if iceberg:
-        require_analysis("pyiceberg", "sqlalchemy", extra="lakehouse")
+        require_libraries("--iceberg", "pyiceberg", "sqlalchemy", install="'echoswarm[lakehouse]'")
         if not all(iceberg.partition(".")):
             raise UserError(f"--iceberg {iceberg} names no namespace.", hint="Write CATALOG.NAMESPACE, say lake.rl.")
     from echo_replay.export.exporter import export_run

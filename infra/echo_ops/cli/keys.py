@@ -16,8 +16,9 @@ from rich.table import Table
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.options import Config
 from echo_ops.cli.output import out, shown_time
-from echo_runtime.trust import key_file, read_private_key, read_signers, require_library
+from echo_runtime.trust import key_file, read_private_key, read_signers
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import SIGNATURES, require_libraries
 from echo_settings.trust import TrustSettings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def new(
 ) -> None:
     """Make a key. Raises UserError if one exists and `replace` is not given, for a name that nothing has, and for a file that cannot be
     read or written."""
-    require_library()
+    require_libraries("[trust]", "cryptography", install=SIGNATURES)
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from echo_bus.signatures import key_id_of
@@ -81,7 +82,7 @@ def new(
 
 def show(config: Config = None) -> None:
     """Print a table of the trusted keys."""
-    require_library()
+    require_libraries("[trust]", "cryptography", install=SIGNATURES)
     trust = read_settings(config).trust
     keys = read_signers(Path(trust.signers or _FILE))
     here = _private_keys(Path(trust.keys or _FOLDER))

@@ -9,13 +9,14 @@ from functools import partial
 from pathlib import Path
 
 from echo_bus.bus import Bus
-from echo_ops.cli.context import reach_bus, require_analysis
+from echo_ops.cli.context import reach_bus
 from echo_ops.cli.options import RangeOptions
 from echo_replay.following import follow
 from echo_replay.history import History, Told, open_history
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
 from echo_schemas.errors import UserError
 from echo_schemas.headers import number_of
+from echo_schemas.libraries import ANALYSIS, require_libraries
 from echo_schemas.records import Purpose
 from echo_settings import Settings
 from echo_settings.section import part_of_key
@@ -48,7 +49,7 @@ def past_of(settings: Settings, run: str, export: Path | None) -> tuple[str, Cal
     """The name of the run, and a function that opens its past: the log, or a folder of `echoswarm export`. Raises UserError."""
     if export is None:
         return run or settings.run.name, partial(reach_bus, settings)
-    require_analysis("pyarrow")
+    require_libraries("An export", "pyarrow", install=ANALYSIS)
     from echo_replay.export.exported_log import bus_of
     from echo_replay.export.manifest import open_export
 

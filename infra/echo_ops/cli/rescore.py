@@ -13,13 +13,14 @@ import numpy as np
 import typer
 
 from echo_bus.bus import Bus
-from echo_ops.cli.compare import lines_of, newest_rewards
-from echo_ops.cli.context import reach_bus, read_settings, require_analysis
+from echo_ops.cli.compare import lines_of
+from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config, RangeOptions, RewardPath, RunName, in_range
 from echo_ops.cli.output import out, remark
 from echo_ops.cli.ranges import history_of, nothing_selected, run_named, selection_of
 from echo_ops.cli.reward import run_now
 from echo_ops.rewards.comparison import compare_columns
+from echo_ops.rewards.recent import newest_rewards
 from echo_ops.rewards.weights import full_name
 from echo_replay.history import History
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
@@ -31,6 +32,7 @@ from echo_replay.rescoring.sinks import RewardSink, folder_rewards, topic_reward
 from echo_replay.rescoring.team import Team
 from echo_replay.selection import Selection
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import ANALYSIS, require_libraries
 from echo_schemas.topics import REWARDS
 from echo_settings import Settings
 from echo_streams.run import all_rewards
@@ -170,7 +172,7 @@ def _sink(wish: Wish, bus: Bus, order: RescoreOrder) -> Iterator[RewardSink]:
         with topic_rewards(bus, order.run_id, order.name) as topic:
             yield topic
         return
-    require_analysis("pyarrow")
+    require_libraries("A folder of rewards", "pyarrow", install=ANALYSIS)
     with folder_rewards(Path(wish.into), bus, order.run_id, (order.name, order.code_version)) as folder:
         yield folder
 

@@ -17,6 +17,7 @@ from echo_ops.cli.output import ExitCode
 from echo_ops.cli.ranges import parse_span
 from echo_ops.rewards.weights import parse_weight
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import LEARNER, library_missing
 from echo_schemas.records import RewardTerm
 
 if TYPE_CHECKING:
@@ -67,9 +68,7 @@ def retrain(
     try:
         from echo_ops.cli.training_again import train_again
     except ModuleNotFoundError as exc:
-        raise UserError(
-            f"Retraining needs the library {exc.name!r}, which is not installed here.", hint="pip install 'echoswarm[learner]'"
-        ) from exc
+        raise library_missing("Retraining", exc.name, LEARNER) from exc
     if not train_again(settings, bus, wish, wanted, terms):
         sys.exit(ExitCode.BROKEN)
 

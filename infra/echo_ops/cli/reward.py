@@ -24,8 +24,9 @@ from echo_ops.cli.options import AsJson, Config, RewardPath
 from echo_ops.cli.output import aligned, out
 from echo_ops.groups import has_members
 from echo_ops.orders import give_order
+from echo_ops.rewards.recent import recent_trajectories
 from echo_ops.rewards.template import write_template
-from echo_ops.rewards.trial import Trial, recent_trajectories, try_reward
+from echo_ops.rewards.trial import Trial, try_reward
 from echo_ops.rewards.watch import OWN_APPLICATION, Heard, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
 from echo_ops.rewards.weights import Missing, full_name, listed, parse_missing, parse_weight, policy_of, terms_in_force, with_weight
 from echo_replay.run_log import unknown_run

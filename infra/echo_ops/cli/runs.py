@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from echo_bus.bus import Bus
-from echo_ops.cli.context import reach_bus, read_settings, require_analysis
+from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import AsJson, Config, Yes
 from echo_ops.cli.output import out, remark, shown_time
 from echo_ops.cli.ranges import run_named
@@ -20,6 +20,7 @@ from echo_ops.runs.deletion import Remains, find_remains, remove
 from echo_ops.runs.listing import RunLine, Standing, find_run, read_runs
 from echo_runtime.logins import ADMIN
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import ANALYSIS, require_libraries
 from echo_schemas.records import RunControl, RunState
 from echo_settings import Settings
 
@@ -120,7 +121,7 @@ def archive(
     config: Config = None,
 ) -> None:
     """Copy everything of a run that has ended to a folder. Raises UserError for a run that is alive."""
-    require_analysis("pyarrow")
+    require_libraries("An archive", "pyarrow", install=ANALYSIS)
     from echo_ops.runs.archive import archive_run
 
     settings, bus = _reach(config)
@@ -141,7 +142,7 @@ def archive(
 
 def restore(folder: Annotated[Path, typer.Argument(help="An archive: DIR/NAME of `runs archive`.")], config: Config = None) -> None:
     """Write an archived run to its topics."""
-    require_analysis("pyarrow")
+    require_libraries("An archive", "pyarrow", install=ANALYSIS)
     from echo_ops.runs.restore import restore_run
 
     _, bus = _reach(config, ADMIN)

@@ -14,12 +14,13 @@ from rich import box
 from rich.table import Table as Screen
 
 from echo_bus.clock import SystemClock
-from echo_ops.cli.context import reach_bus, read_settings, require_analysis
-from echo_ops.cli.harmless import harmless
+from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config, Exported, RangeOptions, RunName, in_range
 from echo_ops.cli.output import err, out, remark
 from echo_ops.cli.ranges import history_of, run_named, selection_of
+from echo_ops.harmless import harmless
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import ANALYSIS, require_libraries
 
 if TYPE_CHECKING:
     from echo_replay.export.queries import Answer
@@ -43,7 +44,7 @@ def sql(
     options: RangeOptions,
 ) -> None:
     """Print the answer."""
-    require_analysis("pyarrow", "duckdb")
+    require_libraries("A question in SQL", "pyarrow", "duckdb", install=ANALYSIS)
     from echo_replay.export.manifest import open_export
     from echo_replay.export.queries import ask
 

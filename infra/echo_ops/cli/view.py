@@ -9,15 +9,16 @@ from typing import Annotated
 import typer
 
 from echo_bus.bus import Bus
-from echo_ops.cli.context import read_settings, require_analysis
+from echo_ops.cli.context import read_settings
 from echo_ops.cli.options import Config, RunName
 from echo_ops.cli.output import err, out, remark
-from echo_ops.cli.painting import Pieces
 from echo_ops.cli.ranges import history_of, past_of
+from echo_ops.painting import Pieces
 from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.server import ViewerServer
 from echo_ops.viewer.source import Source
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import ANALYSIS, require_libraries
 
 
 def view(
@@ -40,7 +41,7 @@ def view(
         bus, name, pieces = _demo(run)
     else:
         if export is not None:
-            require_analysis("duckdb")
+            require_libraries("A view of an export", "duckdb", install=ANALYSIS)
         name, reach = past_of(read_settings(config), run or (what if export is None else ""), export)
         bus = reach()
     history = history_of(bus, name)

@@ -9,13 +9,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 
 from echo_bus.bus import Bus
-from echo_bus.clock import Deadline
-from echo_schemas.records import Purpose, Reward, RewardOutcome, Trajectory
-from echo_schemas.topics import TRAJECTORIES
+from echo_schemas.records import Reward, RewardOutcome
 from echo_settings import Settings
 from echo_streams.batching import MAX_BATCH
 from echo_streams.metrics import StreamsMetrics
@@ -23,7 +20,6 @@ from echo_streams.pool import ScoringPool
 from echo_streams.scoring import Attached, Judgeable, Scorer, ScoringLimits
 from echo_tasks.rewards import RewardKind
 
-_READ_S = 30.0
 # A function that fails for its first sample gets this many more before the trial ends.
 _MORE = 3
 
@@ -56,22 +52,6 @@ class Trial:
     def s_per_sample(self) -> float | None:
         """Seconds a sample; None if no call was timed."""
         return self.seconds / self.num_timed if self.num_timed else None
-
-
-def recent_trajectories(bus: Bus, count: int) -> list[Judgeable]:
-    """The newest `count` trajectories of training, oldest first. Raises TransportError."""
-    found: list[tuple[int, Judgeable]] = []
-    with closing(bus.look([TRAJECTORIES])) as reader:
-        bounds = reader.bounds()
-        reader.start({place: max(low, high - count) for place, (low, high) in bounds.items()})
-        for messages in reader.read_to_end(Deadline.after(_READ_S, bus.clock)):
-            found += [
-                (message.timestamp_ms, Judgeable(trajectory=message.record, at=message.coordinates))
-                for message in messages
-                if isinstance(message.record, Trajectory) and message.record.purpose is Purpose.TRAIN
-            ]
-    found.sort(key=lambda each: each[0])
-    return [item for _, item in found[-count:]]
 
 
 def try_reward(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Judgeable]) -> Trial:

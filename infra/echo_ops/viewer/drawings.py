@@ -19,8 +19,8 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from echo_ops.cli.harmless import harmless
-from echo_ops.cli.painting import Pieces, passages_of
+from echo_ops.harmless import harmless
+from echo_ops.painting import Pieces, passages_of
 from echo_ops.viewer.windows import Json
 from echo_schemas.entry import parse_entry
 from echo_schemas.errors import UserError

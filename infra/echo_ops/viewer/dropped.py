@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from echo_ops.cli.harmless import harmless
+from echo_ops.harmless import harmless
 from echo_ops.viewer.steps import histogram
 from echo_ops.viewer.windows import Json, Window
 from echo_replay.history import History

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from echo_core.bottleneck import Place, PlaceUse, describe, find_bottleneck
-from echo_ops.cli.harmless import harmless
+from echo_ops.harmless import harmless
 from echo_ops.viewer.metrics import rewards_in, values_of
 from echo_ops.viewer.windows import Json, number
 from echo_replay.history import History

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
-from echo_ops.cli.harmless import harmless
+from echo_ops.harmless import harmless
 from echo_ops.report.pool import WorkerLine, cost_per_1000
 from echo_ops.viewer.windows import Json, Window, number
 from echo_schemas.records import Control, StepReport, WorkerControl, WorkerState, WorkerStatus

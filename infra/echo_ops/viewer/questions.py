@@ -15,14 +15,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from echo_bus.clock import Deadline
-from echo_ops.cli.context import require_analysis
-from echo_ops.cli.harmless import harmless
+from echo_ops.harmless import harmless
 from echo_ops.viewer.samples import read_near
 from echo_ops.viewer.searches import TooMany
 from echo_ops.viewer.windows import Json
 from echo_replay.history import History
 from echo_replay.selection import Selection, Steps, Where
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import ANALYSIS, require_libraries
 
 if TYPE_CHECKING:
     from echo_replay.export.queries import Answer
@@ -45,7 +45,7 @@ class Questions:
 
     def ask(self, question: str, selection: Selection, limit: int, reading: Callable[[], AbstractContextManager[History]]) -> Json:
         """The answer. Raises UserError for a question that is invalid, not allowed, too large or too slow; TooMany, TransportError."""
-        require_analysis("pyarrow", "duckdb")
+        require_libraries("A question in SQL", "pyarrow", "duckdb", install=ANALYSIS)
         if not self._turn.acquire(blocking=False):
             raise TooMany("Another question is being answered.", hint="Wait for it, or until it has taken too long.")
         try:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import numpy as np
 
-from echo_ops.cli.harmless import harmless
+from echo_ops.harmless import harmless
 from echo_ops.rewards.comparison import Comparison, compare
 from echo_ops.rewards.watch import ScorerLine, plain_line
 from echo_ops.viewer.steps import histogram

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
-from echo_ops.cli.harmless import harmless
-from echo_ops.cli.painting import Pieces, generated_places, passages_of
+from echo_ops.harmless import harmless
+from echo_ops.painting import Pieces, generated_places, passages_of
 from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.steps import find_step, neighbours
 from echo_ops.viewer.windows import Json, Window, number, shown

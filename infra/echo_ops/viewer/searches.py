@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from echo_bus.clock import Clock
-from echo_ops.cli.harmless import harmless
+from echo_ops.harmless import harmless
 from echo_ops.viewer.windows import Json, Window, number
 from echo_replay.history import History, Told
 from echo_replay.origin import became

@@ -18,9 +18,9 @@ from types import TracebackType
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, SystemClock
 from echo_bus.errors import BlobCorrupt, OffsetLost, TransportError
-from echo_ops.cli.compare import newest_rewards
-from echo_ops.cli.painting import Pieces, tokenizer_of
+from echo_ops.painting import Pieces, tokenizer_of
 from echo_ops.report.pool import PoolView
+from echo_ops.rewards.recent import newest_rewards
 from echo_ops.rewards.watch import ScorerWatch
 from echo_ops.rewards.weights import terms_in_force
 from echo_ops.viewer.drawings import Drawings

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo_bus.client.profiles import GLIMPSE
-from echo_ops.cli.harmless import harmless
+from echo_ops.harmless import harmless
 from echo_ops.viewer.steps import find_step
 from echo_ops.viewer.windows import Json
 from echo_replay.history import History

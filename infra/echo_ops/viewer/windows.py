@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from echo_ops.cli.harmless import harmless
+from echo_ops.harmless import harmless
 
 Json = dict[str, Any]
 T = TypeVar("T")

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from echo_rollout.engines.engine import Engine, EngineConfig
 from echo_schemas.errors import UserError
+from echo_schemas.libraries import LEARNER, require_libraries
 from echo_tasks.catalogue import import_object
 from echo_tasks.options import nearest
 
 
 @dataclass(frozen=True, slots=True)
 class _BuiltIn:
-    """Where an engine's code is, the modules it needs, and how they are installed."""
+    """Where an engine's code is, the libraries it needs, and what `pip install` takes for them."""
 
     path: str
     needs: tuple[str, ...]
@@ -27,26 +27,24 @@ _ENGINES = {
     "vllm": _BuiltIn(
         "echo_rollout.engines.catalogue:open_vllm",
         ("vllm", "transformers"),
-        "pip install 'echoswarm[rollout]', or 'echoswarm[rollout-cpu]' where there is no GPU; or set [rollout] engine = \"transformers\".",
+        "'echoswarm[rollout]', or 'echoswarm[rollout-cpu]' where there is no GPU; or set [rollout] engine = \"transformers\".",
     ),
     "transformers": _BuiltIn(
         "echo_rollout.engines.transformers_engine:TransformersEngine",
         ("torch", "transformers", "peft", "safetensors"),
-        "pip install 'echoswarm[learner]', which has it.",
+        LEARNER,
     ),
     "openai": _BuiltIn(
         "echo_rollout.engines.openai_engine:OpenAIEngine",
         ("httpx", "transformers"),
-        "pip install httpx transformers; without url in [rollout.options] also 'echoswarm[rollout]' or 'echoswarm[rollout-cpu]'.",
+        "httpx transformers; without url in [rollout.options] also 'echoswarm[rollout]' or 'echoswarm[rollout-cpu]'.",
     ),
-    "parallax": _BuiltIn(
-        "echo_rollout.engines.parallax_engine:ParallaxEngine", ("httpx", "transformers"), "pip install httpx transformers."
-    ),
+    "parallax": _BuiltIn("echo_rollout.engines.parallax_engine:ParallaxEngine", ("httpx", "transformers"), "httpx transformers"),
 }
 # What `parallax` also needs if it gives the cluster its weights.
-_BLOCKS = _BuiltIn("", ("lattica",), 'pip install lattica; or set weights = "external" if something else refits the cluster.')
+_BLOCKS = _BuiltIn("", ("lattica",), 'lattica; or set weights = "external" if something else refits the cluster.')
 # What `openai` also needs if it starts the server.
-_OWN_SERVER = _BuiltIn("", ("vllm",), "pip install 'echoswarm[rollout]', or set url = \"http://host:port\".")
+_OWN_SERVER = _BuiltIn("", ("vllm",), "'echoswarm[rollout]', or set url = \"http://host:port\".")
 _MEMBERS = ("capabilities", "installed", "in_use", "start", "install", "generate", "close")
 
 
@@ -98,9 +96,7 @@ def _checked(name: str, made: Any) -> Callable[[EngineConfig], Engine]:
 
 
 def _check_installed(name: str, built_in: _BuiltIn) -> None:
-    for module in built_in.needs:
-        if importlib.util.find_spec(module) is None:
-            raise UserError(f"The engine {name!r} needs the library {module!r}, which is not installed.", hint=built_in.install)
+    require_libraries(f"The engine {name!r}", *built_in.needs, install=built_in.install)
 
 
 def open_vllm(config: EngineConfig) -> Engine:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ def config(**options: object) -> EngineConfig:
 def missing(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Modules that are said to be not installed; all others are, wherever this test runs."""
     names: set[str] = set()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in names else ModuleSpec(name, None))
+    monkeypatch.setattr("echo_schemas.libraries.is_installed", lambda name: name not in names)
     return names
 
 

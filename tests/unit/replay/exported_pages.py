@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 from echo_bus.bus import Bus
 from echo_bus.clock import Deadline
-from echo_ops.cli.painting import Pieces
+from echo_ops.painting import Pieces
 from echo_ops.viewer.server import ViewerServer
 from echo_ops.viewer.source import Source
 from echo_replay.history import open_history

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
-from echo_ops.cli.compare import newest_rewards
+from echo_ops.rewards.recent import newest_rewards
 from echo_schemas.records import Coordinates
 from echo_schemas.topics import REWARDS
 from tests.unit.learner.pipeline import Pipeline

@@ -6,7 +6,7 @@ import pytest
 
 from echo_schemas.errors import UserError
 from echo_tasks.answers import Style, answer_format, asked, final_answer
-from echo_tasks.options import nearest, one_of, require_library, whole_number
+from echo_tasks.options import nearest, one_of, whole_number
 from tests.unit.tasks.samples import sample
 
 
@@ -56,9 +56,3 @@ def test_a_value_that_is_none_of_a_kind() -> None:
     with pytest.raises(UserError, match=r"style = 'chatty' is none of its values.*Did you mean 'chat'\?"):
         one_of("style", "chatty", Style)
     assert nearest("zzz", ["chat", "text"]) == "There are: chat, text."
-
-
-def test_a_library_that_is_missing_is_named_with_the_extra_that_has_it() -> None:
-    require_library("json", "math")
-    with pytest.raises(UserError, match=r"The task 'math' needs no_such_library.*echoswarm\[tasks\]"):
-        require_library("no_such_library", "math")

@@ -11,7 +11,7 @@ from confluent_kafka.admin import NewTopic
 from echo_bus.bus import Bus
 from echo_bus.clock import Clock
 from echo_memory import MemoryCluster
-from echo_ops.cli.painting import Pieces
+from echo_ops.painting import Pieces
 from echo_ops.viewer.demo.episodes import Words, kuhn_player, sokoban_player
 from echo_ops.viewer.demo.made_run import MadePlan, MadeRun, StoryClock
 from echo_schemas.naming import Namespace

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from echo_ops.cli.harmless import harmless
+from echo_ops.harmless import harmless
 from echo_replay.history import Told
 from echo_schemas.errors import UserError
 from echo_schemas.records import Trajectory
