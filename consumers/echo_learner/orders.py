@@ -13,7 +13,7 @@ from echo_bus.reading.view import CompactedView
 from echo_learner.intake import Intake
 from echo_learner.reward_watch import FailingReward, RewardWatch, without
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, RewardTerm, RunState
+from echo_schemas.records import Control, RewardTerm, RunState, ordered_state
 from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ def refuse_stopped(bus: Bus, run_id: str) -> None:
     """Raise UserError for a run with a standing order to stop."""
     with closing(bus.orders()) as control:
         order = control.get(f"{run_id}/run")
-    if order is not None and order.run is not None and order.run.state is RunState.STOPPING:
+    if order is not None and ordered_state(order) is RunState.STOPPING:
         raise UserError(f"{run_id} was told to stop, by {order.issued_by}.", hint=f"`echoswarm runs resume {run_id}` lets it go on.")
 
 
@@ -53,8 +53,7 @@ class RunOrders:
 
     @property
     def _state(self) -> RunState:
-        order = self._control.get(f"{self._run_id}/run")
-        return RunState.RUNNING if order is None or order.run is None else order.run.state
+        return ordered_state(self._control.get(f"{self._run_id}/run"))
 
     def obey(self, version: int) -> None:
         """Let a new reward specification take effect at max(ordered version, learner version + 1). `version`: of the learner."""

@@ -186,7 +186,7 @@ class WorkerTrust:
                     return DropReason.WRONG_VERSION, self._sentence(worker, version, standing.difference)
         return None
 
-    # Inside, lock held
+    # Private; the caller holds the lock
 
     def _find(self, claim: Claim) -> _Standing | None:
         return self._convicted.get(claim) or self._standings.get(claim)

@@ -22,7 +22,7 @@ _UP_HINT = "Run `echoswarm kafka up`, or name a cluster in ECHO_KAFKA__BOOTSTRAP
 
 @dataclass(frozen=True, slots=True)
 class RecordedProcess:
-    """A process in the state file. `marker`: one of its command-line arguments. The other fields are for restarting it (`mending`)."""
+    """A process in the state file. `marker`: one of its command-line arguments. The others are for restarting it (`detached.mend`)."""
 
     name: str
     pid: int

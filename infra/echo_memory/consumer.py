@@ -192,7 +192,7 @@ class MemoryConsumer:
                 self._broker.group(self._group_id).expel(self._member)
                 self._broker.changed.notify_all()
 
-    # Inside
+    # Private
 
     def _take(self, most: int, timeout: float) -> list[RawMessage]:
         """Up to `most` messages; like librdkafka's `consume`, waits for the whole timeout unless it has them all."""

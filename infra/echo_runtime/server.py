@@ -25,7 +25,7 @@ Check = Callable[[], str | None]
 """Returns None, or one sentence that names the problem."""
 _number: Callable[[float], str] = floatToGoString
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# The series of a learner with every bounded label full, some times over.
+# Several times the number of series of a learner whose bounded labels are all full.
 _MOST_NAMES = 16_384
 
 
@@ -37,7 +37,7 @@ def exposition(registry: CollectorRegistry) -> bytes:
     for metric in registry.collect():
         name = metric.name + ("_total" if metric.type == "counter" else "")
         lines.append(_head(name, metric.documentation, metric.type))
-        # When a series began is no series of its metric in this format, but a gauge.
+        # In this format the time at which a series was created is a gauge of its own.
         created = f"{metric.name}_created"
         begun: list[str] = []
         for sample in metric.samples:

@@ -40,7 +40,7 @@ from echo_runtime.notices import Notices, Standstill
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import StopSignal
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, Progress, Purpose, RolloutRequest, RunState, WeightManifest, WorkerStatus
+from echo_schemas.records import Control, Progress, Purpose, RolloutRequest, RunState, WeightManifest, WorkerStatus, ordered_state
 from echo_schemas.topics import REQUESTS, weights_key
 from echo_settings import Settings
 from echo_settings.rules import training_sampling
@@ -391,5 +391,4 @@ class Feeder:
         self._wake.clear()
 
     def _run_state(self) -> RunState:
-        order = self.control.get(f"{self._run_id}/run")
-        return RunState.RUNNING if order is None or order.run is None else order.run.state
+        return ordered_state(self.control.get(f"{self._run_id}/run"))

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+from prometheus_client import CollectorRegistry
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from echo_bus.metrics import makers
 
 _PREFIX = "echo_rollout"
 # From a warm adapter of half a megabyte on tmpfs to a whole model over a slow network.
 _INSTALL_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 120.0)
 
 
-def _makers(registry: CollectorRegistry) -> tuple[partial[Counter], partial[Gauge], partial[Histogram]]:
-    """What makes a collector of each kind against `registry`, with the prefix of all names here."""
-    shared: dict[str, Any] = {"namespace": _PREFIX, "registry": registry}
-    return partial(Counter, **shared), partial(Gauge, **shared), partial(Histogram, **shared)
-
-
 class FeederMetrics:
     """The feeder's collectors, made against the registry that is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter, gauge, _ = _makers(registry)
+        counter, gauge, _ = makers(_PREFIX, registry)
         self.issued = counter("requests_issued", "Requests written.", ["purpose"])
         self.reissued = counter("requests_reissued", "Requests written again for a seq issued before.", ["why"])
         self.outstanding = gauge("requests_outstanding", "Requests that no worker has finished.")
@@ -34,7 +27,7 @@ class OfflineMetrics:
     """The offline producer's collectors, made against the registry that is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter, gauge, _ = _makers(registry)
+        counter, gauge, _ = makers(_PREFIX, registry)
         self.groups = counter("offline_groups", "Groups of logged episodes put into the log.")
         self.episodes = counter("offline_episodes", "Logged episodes put into the log.")
         self.skipped = counter("offline_skipped", "Episodes of the file that cannot be trained, by reason.", ["reason"])
@@ -46,7 +39,7 @@ class WorkerMetrics:
     """A worker's collectors, made against the registry that is given."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        counter, gauge, histogram = _makers(registry)
+        counter, gauge, histogram = makers(_PREFIX, registry)
         self.groups = counter("groups", "Groups that ended, by how.", ["outcome"])
         self.failed = counter("groups_failed", "Groups that yielded no complete set of trajectories.", ["reason"])
         self.trajectories = counter("trajectories", "Trajectories acknowledged.")

@@ -261,7 +261,7 @@ class RequestLedger:
             if seq in self._open:
                 self._forget(seq, trained=True)
 
-    # Inside
+    # Private
 
     def _again(self, seq: int, why: DropReason, said: str) -> Closing | None:
         """Wanted once more, or given up."""

@@ -80,7 +80,7 @@ def demo(
     except UserError as exc:
         is_refused = not isinstance(exc, RoleRefused)
         if is_refused and earlier is None and not (folder / SUPERVISOR_LOG).exists():
-            # It never began, so nobody shall go on with it. An earlier one may be another command's, which begins just now.
+            # Nothing of it has begun, so leave no folder that a later demo would continue. A folder from before may be another command's.
             shutil.rmtree(folder)
         raise
     finally:

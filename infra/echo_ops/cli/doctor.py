@@ -67,7 +67,7 @@ def doctor(config: Config = None) -> None:
     """Print every finding; exit 1 if something is broken."""
     settings = read_settings(config)
     findings = [*_installed(), *_machine(settings), *_cluster(settings)]
-    # A Kafka that does not answer is said once.
+    # If Kafka does not answer, `_cluster` has reported it.
     if findings[-1].what != "Kafka":
         findings += _use(settings)
     findings += _registry(settings)

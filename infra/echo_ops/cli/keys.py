@@ -60,7 +60,7 @@ def new(
             f"There is a key in {path}.", hint="With --replace another one takes its place; the old one stays trusted until you end it."
         )
     if signers.exists():
-        # What cannot be read now is not made longer.
+        # Raises for a broken file, before anything is appended to it.
         read_signers(signers)
     private = Ed25519PrivateKey.generate()
     public = private.public_key()

@@ -21,7 +21,7 @@ from echo_ops.runs.listing import RunLine, Standing, find_run, read_runs
 from echo_runtime.logins import ADMIN
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import ANALYSIS, require_libraries
-from echo_schemas.records import RunControl, RunState
+from echo_schemas.records import RunControl, RunState, ordered_state
 from echo_settings import Settings
 
 RunId = Annotated[str, typer.Argument(help="The run, as `echoswarm runs list` names it.")]
@@ -103,8 +103,7 @@ def stop(name: RunId, config: Config = None) -> None:
 def _order(config: Path | None, name: str, state: RunState) -> None:
     _, bus = _reach(config)
     line = find_run(read_runs(bus), name, bus.namespace.name)
-    now = RunState.RUNNING if line.order is None or line.order.run is None else line.order.run.state
-    if now is state:
+    if ordered_state(line.order) is state:
         out.print(f"{name} has that order already: it is {line.standing.value}.", markup=False)
         return
     give_order(bus, name, line.order, run=RunControl(state=state))

@@ -25,10 +25,11 @@ def newest_rewards(bus: Bus, last: int, until_ms: int | None = None) -> list[Rew
 
 def recent_trajectories(bus: Bus, count: int) -> list[Judgeable]:
     """The newest `count` trajectories of training, oldest first."""
-    found: list[tuple[int, Judgeable]] = []
-    for message in _newest(bus, TRAJECTORIES, count):
-        if isinstance(message.record, Trajectory) and message.record.purpose is Purpose.TRAIN:
-            found.append((message.timestamp_ms, Judgeable(trajectory=message.record, at=message.coordinates)))
+    found = [
+        (message.timestamp_ms, Judgeable(trajectory=message.record, at=message.coordinates))
+        for message in _newest(bus, TRAJECTORIES, count)
+        if isinstance(message.record, Trajectory) and message.record.purpose is Purpose.TRAIN
+    ]
     found.sort(key=lambda each: each[0])
     return [item for _, item in found[-count:]]
 

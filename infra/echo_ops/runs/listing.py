@@ -10,7 +10,7 @@ from enum import StrEnum
 from echo_bus.bus import Bus
 from echo_bus.errors import TopicMissing
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, Progress, Run, RunState
+from echo_schemas.records import Control, Progress, Run, RunState, ordered_state
 from echo_schemas.topics import PROGRESS, RUNS
 
 # A learner writes its progress at least once a second.
@@ -65,7 +65,7 @@ def read_runs(bus: Bus) -> list[RunLine]:
 
 def line_of(run: Run, progress: Progress | None, order: Control | None, now_ms: int) -> RunLine:
     """The state of a run at `now_ms`."""
-    wanted = RunState.RUNNING if order is None or order.run is None else order.run.state
+    wanted = ordered_state(order)
     steps = _steps_of(run)
     is_heard = progress is not None and now_ms - progress.time_ms <= _HEARD_MS
     if is_heard:

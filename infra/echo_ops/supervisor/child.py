@@ -144,7 +144,7 @@ class Crew:
         """
         finished = False
         kept = [child for child in self.children if child.plan.name not in self._released]
-        # A released worker can be called in the place of the last one.
+        # A released worker counts: the coordinator can activate it when the last active one has died.
         works_on = bool(self._released) or any(child.plan.role is Role.WORKER and child.poll() is None for child in kept)
         for child in kept:
             code = child.poll()

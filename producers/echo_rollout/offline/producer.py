@@ -48,6 +48,7 @@ from echo_schemas.records import (
     TrajectorySource,
     VersionSpan,
     group_id_of,
+    ordered_state,
 )
 from echo_schemas.topics import TRAJECTORIES
 from echo_settings import Settings
@@ -273,5 +274,4 @@ class OfflineProducer:
         return self.groups[self.schedule.group_of(seq)]
 
     def _state(self) -> RunState:
-        order = self.control.get(f"{self._run_id}/run")
-        return RunState.RUNNING if order is None or order.run is None else order.run.state
+        return ordered_state(self.control.get(f"{self._run_id}/run"))

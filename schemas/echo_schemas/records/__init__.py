@@ -18,6 +18,7 @@ from echo_schemas.records.status import (
     WorkerControl,
     WorkerState,
     WorkerStatus,
+    ordered_state,
 )
 from echo_schemas.records.step import (
     Batch,
@@ -117,4 +118,5 @@ __all__ = [
     "WorkerState",
     "WorkerStatus",
     "group_id_of",
+    "ordered_state",
 ]

@@ -216,3 +216,8 @@ class Control(Record):
         # No order: one of a newer release, which this one cannot obey.
         require(given <= 1, f"A control record carries one order, this one {given}.")
         require((self.worker is None) == (self.worker_id is None), "A worker order names its worker, the others none.")
+
+
+def ordered_state(order: Control | None) -> RunState:
+    """The state that the newest order for the whole run asks for; RUNNING if there is none."""
+    return RunState.RUNNING if order is None or order.run is None else order.run.state

@@ -220,11 +220,11 @@ def test_a_missing_client_library_is_named(monkeypatch: pytest.MonkeyPatch) -> N
 
     def without_client(name: str, *args: Any, **kwargs: Any) -> Any:
         if name == "confluent_kafka.schema_registry":
-            raise ImportError(name)
+            raise ModuleNotFoundError(name=name)
         return real_import(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_client)
-    with pytest.raises(UserError, match=r"Install echoswarm\[registry\]"):
+    with pytest.raises(UserError, match=r"\[registry\] url needs the library .confluent_kafka.schema_registry., .*echoswarm\[registry\]"):
         HttpRegistry("http://registry:8081", SUBJECTS)
 
 

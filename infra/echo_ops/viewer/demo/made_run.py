@@ -224,7 +224,7 @@ class MadeRun:
 
     def _drop(self, publisher: Publisher, group: Sequence[_Member], version: int) -> None:
         trajectory = group[0].trajectory
-        # First its records, and then its seq.
+        # One drop for each record of the group, and then one for its seq.
         for what in [*(member.where for member in group), None]:
             drop = Drop(
                 run_id=self._run_id, group_id=trajectory.group_id, seq=trajectory.seq, what=what, attempt=trajectory.attempt,
