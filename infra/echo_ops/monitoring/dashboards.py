@@ -274,7 +274,7 @@ def as_grafana(dashboard: Dashboard) -> dict[str, Any]:
 
 
 def _variables() -> Iterator[dict[str, Any]]:
-    yield {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    yield {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
     for name, query in {"namespace": 'up{role!=""}', "run": 'up{role!="", namespace="$namespace"}'}.items():
         yield {
             "name": name,

@@ -82,10 +82,14 @@ class Fleet(Swarm):
         }
         file = self.folder / f"{name}.json"
         file.write_text(json.dumps(settings), encoding="utf-8")
-        command = [sys.executable, "-m", "tests.integration.rollout.role_process", role, name, str(file), str(self.folder / f"{name}.up")]
+        command = [sys.executable, "-m", "tests.integration.rollout.role_process", role, name, str(file), str(self.announcement(name))]
         with (self.folder / f"{name}.log").open("wb") as log:
             self.processes[name] = subprocess.Popen(command, cwd=ROOT, env=self._environ, stdout=log, stderr=log)
         return self.processes[name]
+
+    def announcement(self, name: str) -> Path:
+        """Where a process says that it is up, as in the folder of a run."""
+        return self.folder / "processes" / f"{name}.json"
 
     def kill(self, name: str) -> None:
         """No farewell."""

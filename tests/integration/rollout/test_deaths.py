@@ -64,7 +64,7 @@ def test_a_request_that_kills_three_workers_is_a_dead_letter_and_all_others_are_
 
 def ready(fleet: Fleet, name: str) -> str:
     """What /readyz of a process says."""
-    announced = read_announcement(fleet.folder / f"{name}.up")
+    announced = read_announcement(fleet.announcement(name))
     if announced is None:
         return ""
     try:

@@ -15,6 +15,7 @@ from echo_ops.monitoring.rendering import alert_rules, render
 PROMTOOL = shutil.which("promtool")
 pytestmark = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not on PATH; Debian and Ubuntu have it in the package prometheus")
 LEARNER = 'namespace="a", run="r", role="learner", process="learner"'
+FEEDER = 'namespace="a", run="r", role="feeder", process="feeder"'
 WORKER = 'namespace="a", run="r", role="worker", process="worker.w1"'
 REWARD = 'namespace="a", run="r", role="reward", process="reward.exact"'
 
@@ -92,25 +93,48 @@ CASES = {
     "EchoPublishFails": one(worker("echo_bus_publish_failures_total", 'topic="t", error="_MSG_TIMED_OUT"'), counts(1), is_always(7)),
     "EchoPublishBlocked": one(worker("echo_bus_publish_blocked_seconds_total", 'topic="t"'), counts(20), counts(1)),
     "EchoCommitsFail": one(worker("echo_bus_commits_total", 'group="g", outcome="failed"'), counts(1), is_always(1)),
-    "EchoFenced": one(learner("echo_bus_transactions_total", 'outcome="fenced"'), "0x290 1x10", is_always(0)),
+    "EchoFenced": Case(
+        {f'up{{{LEARNER}, instance="a"}}': "1x290 0x10", f'up{{{LEARNER}, instance="b"}}': "_x290 1x10"},
+        {f"up{{{LEARNER}}}": is_always(1), f"up{{{FEEDER}}}": is_always(1), f"up{{{WORKER}}}": is_always(1)},
+    ),
     "EchoCheckpointDisk": Case(
         {learner("echo_learner_checkpoint_free_bytes"): is_always(2e9), learner("echo_learner_checkpoint_bytes"): is_always(1e9)},
         {learner("echo_learner_checkpoint_free_bytes"): is_always(9e9), learner("echo_learner_checkpoint_bytes"): is_always(1e9)},
     ),
 }
+BEGINS = "_x294 1x6"
+"""A series that is not there before it counts something, as every one is whose labels name what happened."""
+MORE = [
+    ("EchoWorkerLies", "fires", {learner("echo_learner_claims_total", 'worker="w1", verdict="disagrees"'): BEGINS}),
+    ("EchoForged", "fires", {learner("echo_bus_records_invalid_total", 'topic="t", reason="bad_signature"'): BEGINS}),
+    ("EchoRequestsLost", "fires", {worker("echo_rollout_requests_reissued_total", 'why="lost"'): "_x290 64x10"}),
+    ("EchoDeadLetters", "fires", {worker("echo_bus_dead_letters_total", 'topic="t", reason="malformed"'): BEGINS}),
+    ("EchoPublishFails", "fires", {worker("echo_bus_publish_failures_total", 'topic="t", error="_MSG_TIMED_OUT"'): BEGINS}),
+    ("EchoCommitsFail", "fires", {worker("echo_bus_commits_total", 'group="g", outcome="failed"'): "_x294 2x6"}),
+    ("EchoWeightsNotInstalled", "fires", {worker("echo_rollout_installs_total", 'outcome="rejected"'): "_x290 1x10"}),
+    ("EchoWeightsNotInstalled", "rests", {worker("echo_rollout_installs_total", 'outcome="installed"'): "_x290 1x10"}),
+    # A worker that has come while few versions were published, and one that has gone.
+    ("EchoWeightsNotInstalled", "rests", {INSTALLED: "_x280 290x20", PUBLISHED: "0+1x300"}),
+    ("EchoWeightsNotInstalled", "rests", {INSTALLED: "_x270 290x10 stale _x20", PUBLISHED: "0+1x300"}),
+    # A learner whose first step takes long; one that stands still for three hours, whatever its steps take; one that has ended.
+    ("EchoNoProgress", "rests", {learner("echo_learner_version"): "_x240 0x60"}),
+    ("EchoNoProgress", "fires", {learner("echo_learner_version"): "0+1x100 100x200"}),
+    ("EchoNoProgress", "rests", {learner("echo_learner_version"): "0+1x240 240x30 stale _x30", **steps(60)}),
+]
+TESTS = [(alert, state, series) for alert, case in CASES.items() for state, series in (("fires", case.fires), ("rests", case.rests))] + MORE
 
 
 def test_every_alert_has_a_case() -> None:
     assert {rule["alert"] for group in yaml.safe_load(alert_rules())["groups"] for rule in group["rules"]} == set(CASES)
 
 
-@pytest.mark.parametrize("state", ["fires", "rests"])
-def test_alerts_fire_on_their_cause_and_rest_without_it(state: str, tmp_path: Path) -> None:
+def test_alerts_fire_on_their_cause_and_rest_without_it(tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text(alert_rules())
     tests = [
         {
             "interval": "1m",
-            "input_series": [{"series": series, "values": values} for series, values in getattr(case, state).items()],
+            "name": f"{alert} {state} on {' and '.join(series)}",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
             "promql_expr_test": [
                 {
                     "expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})',
@@ -119,7 +143,7 @@ def test_alerts_fire_on_their_cause_and_rest_without_it(state: str, tmp_path: Pa
                 }
             ],
         }
-        for alert, case in CASES.items()
+        for alert, state, series in TESTS
     ]
     (tmp_path / "cases.yaml").write_text(yaml.safe_dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": tests}))
     _promtool("test", "rules", str(tmp_path / "cases.yaml"))

@@ -37,8 +37,8 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in ALERTS} | {
     for expression, legend in panel.queries.items()
 }
 WORDS = {
-    "by", "on", "and", "or", "without", "ignoring", "group_left", "sum", "rate", "avg_over_time", "max", "increase", "changes", "deriv",
-    "histogram_quantile",
+    "by", "on", "and", "or", "unless", "without", "ignoring", "group_left", "sum", "count", "rate", "avg_over_time", "max", "increase",
+    "changes", "deriv", "histogram_quantile", "offset",
 }  # fmt: skip
 
 
