@@ -1,4 +1,4 @@
-"""The recovery time of a run of the demo's size after a kill of its learner, worker or a broker; its time to end; the cost of checkpoints.
+"""How long a run of the demo's size needs after a kill of its learner, worker, rewards or a broker, and to end; the cost of checkpoints.
 
     python bench/recovery.py [--kills N] [--engine vllm|transformers] [--json FILE]
 
@@ -6,6 +6,8 @@ The packaged demo `reverse` on three brokers, every role a process. On a busy ma
 
     learner_s        the learner's process started again after kill -9 ─▶ its next new step in the log; the worst of N
     worker_s         the worker's process started again after kill -9 ─▶ the next step after its first new samples; the worst of N
+    reward_s         the reward process started again after kill -9 ─▶ its first rewards; the worst of N. reward_ready_s: from the moment
+                     at which it has imported everything and reached Kafka; reward_stall_s: the longest time without a step
     broker_stall_s   one of three brokers killed and left dead: the longest time without a step; the worst of the three
     sigterm_max_s    SIGTERM to every process of a busy run ─▶ the last one gone
     checkpoint_share seconds of checkpoints over seconds of steps, at `every = 1`
@@ -32,7 +34,7 @@ from processor_time import cpu_s
 from echo_bus.clock import Deadline
 from echo_bus.reading.reader import From
 from echo_schemas.records import StepReport, Trajectory
-from echo_schemas.topics import STEPS, TRAJECTORIES
+from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES
 
 if TYPE_CHECKING:
     from tests.chaos.scene import Scene
@@ -51,7 +53,7 @@ def main() -> None:
     from tests.chaos.scene import open_scene
 
     parser = parser_of(__doc__)
-    parser.add_argument("--kills", type=int, default=5, help="of the learner, and as many of the worker")
+    parser.add_argument("--kills", type=int, default=5, help="of the learner, and as many of the worker and the reward process")
     parser.add_argument("--engine", default="vllm", help="of the worker")
     arguments = parser.parse_args()
     demo = resources.files("echo_ops.demo").joinpath("reverse.toml").read_text(encoding="utf-8")
@@ -70,6 +72,7 @@ def measure(scene: Scene, num_kills: int) -> dict[str, Any]:
     scene.wait_for(_WARM_STEPS, _WITHIN_S, "the run begins")
     learner = [_kill_learner(scene) for _ in range(num_kills)]
     worker = [_kill_worker(scene) for _ in range(num_kills)]
+    rewards = [_kill_reward(scene) for _ in range(num_kills)]
     stalls = [_kill_broker(scene, broker) for broker in range(len(scene.kafka.nodes))]
     reports = [record for record in records_of(scene.bus, [STEPS], _WITHIN_S) if isinstance(record, StepReport)][_WARM_STEPS:]
     step_s = statistics.median(report.training_s + report.idle_s for report in reports)
@@ -82,6 +85,7 @@ def measure(scene: Scene, num_kills: int) -> dict[str, Any]:
         "worker_s": round(max(wall for wall, _ in worker), 2),
         "worker_median_s": round(statistics.median(wall for wall, _ in worker), 2),
         "worker_cpu_s": round(statistics.median(cpu for _, cpu in worker), 2),
+        **_of_rewards(rewards),
         "broker_stall_s": round(max(stalls), 2),
         "broker_stalls_s": [round(stall, 2) for stall in stalls],
         "step_s": round(step_s, 3),
@@ -123,6 +127,32 @@ def _kill_worker(scene: Scene) -> tuple[float, float]:
     found = scene.follower.seen_s(version + 1) - started_s, cpu_s(scene.swarm.pid("worker-0"))
     scene.wait_for(scene.follower.version + _WARM_STEPS, _WITHIN_S, "the run settles")
     return found
+
+
+def _kill_reward(scene: Scene) -> tuple[float, float, float]:
+    """Seconds from its start to its first rewards, of these after it has reached Kafka, and the longest time without a step."""
+    scene.wait(random.random() * _RANDOM_MOMENT_S)
+    with closing(scene.bus.reader([REWARDS])) as reader:
+        killed_s = time.monotonic()
+        scene.swarm.kill("reward-0")
+        reader.start(otherwise=From.END)
+        scene.swarm.start("reward-0")
+        started_s, ready_s = time.monotonic(), 0.0
+        deadline = Deadline.after(_WITHIN_S)
+        while not (reader.read(timeout_s=0.02) and ready_s):
+            if not ready_s and ", as the group " in _new_lines(scene, "reward-0"):
+                ready_s = time.monotonic()
+            assert not deadline.expired(), "waited for the killed reward process's next reward"
+        found_s = time.monotonic()
+    scene.wait_for(scene.follower.version + _WARM_STEPS, _WITHIN_S, "the run settles")
+    return found_s - started_s, found_s - ready_s, scene.follower.longest_gap_s(killed_s, scene.follower.version)
+
+
+def _of_rewards(found: list[tuple[float, float, float]]) -> dict[str, float]:
+    """The worst of each, and the medians."""
+    columns = dict(zip(("reward", "reward_ready", "reward_stall"), zip(*found, strict=True), strict=True))
+    worst = {f"{name}_s": round(max(seconds), 2) for name, seconds in columns.items()}
+    return worst | {f"{name}_median_s": round(statistics.median(seconds), 2) for name, seconds in columns.items()}
 
 
 def _kill_broker(scene: Scene, broker: int) -> float:

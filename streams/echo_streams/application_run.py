@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import socket
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -33,6 +34,14 @@ if TYPE_CHECKING:
 
 # Share of the process's time to end in which it scores what was read. Faust takes more than a second to stop.
 _FINISH_SHARE = 0.4
+
+
+def static_member(role: str) -> str | None:
+    """The name in the group of `reward.NAME` on this machine: processes of two machines may be called alike. None for `reward`, so that
+    processes by hand need no names.
+    """
+    name = role.partition(".")[2]
+    return f"{name}.{socket.gethostname()}" if name else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +136,7 @@ class ApplicationRun:
             login=login_of(settings.kafka.client),
             inline=pool is None and all(entry.function.kind is not RewardKind.ASYNC for entry in self.attached),
             gather=settings.run.mode != "sequential",
+            static_member=static_member(bus.role),
             drain_s=_FINISH_SHARE * settings.run.drain_s,
             on_throttle=throttle_report(bus.metrics, self.process.notices),
         )

@@ -1,4 +1,5 @@
-"""Faust's Kafka driver (aiokafka), changed for trajectories: shorter waits for empty partitions and frozen brokers, less CPU a message.
+"""Faust's Kafka driver (aiokafka), changed for trajectories: shorter waits for empty partitions and frozen brokers, less CPU a message, and
+static members (KIP-345) that leave when they end.
 
 Threads: the consumer's client fetches and sends heartbeats on a thread of its own; everything else is on the app's loop.
 """
@@ -6,17 +7,24 @@ Threads: the consumer's client fetches and sends heartbeats on a thread of its o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import faust
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.consumer import fetcher
+from aiokafka.errors import UnknownMemberIdError
+from confluent_kafka import KafkaError
+from faust import tables
 from faust.sensors import Monitor
+from faust.transport.consumer import ensure_TPset
 from faust.transport.drivers import aiokafka as driver
 from mode.services import WaitResults
 
+from echo_bus.client.kafka_errors import replaced
 from echo_bus.client.profiles import GATHERING_WAIT_MS
+from echo_bus.clock import SystemClock
+from echo_bus.group.replacements import Replacements
 from echo_streams.eager import Ended, start
 from echo_streams.lenient_records import LenientRecords
 
@@ -40,12 +48,46 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         consumer._fetch_max_wait_ms = FETCH_WAIT_MS  # noqa: SLF001  see above
         consumer._fetch_min_bytes = cast("App", transport.app).fetch_min_bytes  # noqa: SLF001  see above
         consumer._isolation_level = "read_committed"  # noqa: SLF001  see above
-        _watch_quota(consumer._client, "consumer", cast("App", transport.app))  # noqa: SLF001  see above
+        _watch_answers(consumer._client, "consumer", cast("App", transport.app))  # noqa: SLF001  see above
         return consumer
+
+    async def on_thread_stop(self) -> None:
+        """Leave the group as well: aiokafka lets a static member's session run out, and its partitions wait."""
+        if self._consumer is not None:
+            self._consumer._coordinator._group_instance_id = None  # noqa: SLF001  see above
+        await super().on_thread_stop()
+
+
+class RebalanceListener(driver.ConsumerRebalanceListener):
+    """Numbers the assignments, in place of their generations, and ends a static member whose name another process has.
+
+    A member that was replaced and joins again has the generation that it had, and begins at the committed offsets once more.
+    """
+
+    def __init__(self, thread: ConsumerThread) -> None:
+        super().__init__(thread)
+        self._generation = -1
+        self._replacements = Replacements(SystemClock())
+
+    async def on_partitions_assigned(self, assigned: Iterable[Any]) -> None:
+        app, consumer = cast("App", self._thread.app), self._thread._ensure_consumer()  # noqa: SLF001  see above
+        coordinator = consumer._coordinator  # noqa: SLF001  see above
+        generation, self._generation = self._generation, coordinator.generation
+        name = coordinator._group_instance_id  # noqa: SLF001  see above
+        if name is not None and generation == self._generation and self._replacements.add():
+            app._crash(replaced(f"somebody else joins {coordinator.group_id} as {name}"))  # noqa: SLF001  without a stack in the log
+            # Leave at once: of the two the other one goes on.
+            coordinator._group_instance_id = None  # noqa: SLF001  see above
+            consumer.unsubscribe()
+            return
+        app.consumer_generation_id += 1
+        await self._thread.on_partitions_assigned(ensure_TPset(assigned), app.consumer_generation_id)
 
 
 class Consumer(driver.Consumer):
     """Hands a message on without making four tasks for it."""
+
+    RebalanceListener = RebalanceListener
 
     def _new_consumer_thread(self) -> ConsumerThread:
         return ConsumerThread(self, loop=self.loop, beacon=self.beacon)
@@ -72,8 +114,16 @@ class Producer(driver.Producer):
         producer = super()._new_producer(transactional_id)
         # aiokafka has one setting for a request and for a batch, twenty minutes in Faust: a frozen broker would hold all rewards so long.
         producer.client._request_timeout_ms = PRODUCE_ANSWER_MS  # noqa: SLF001  see above
-        _watch_quota(producer.client, "producer", cast("App", self.app))
+        _watch_answers(producer.client, "producer", cast("App", self.app))
         return producer
+
+
+class TableManager(tables.TableManager):
+    """Starts at once. Faust's own waits a second for tables, of which there are none, before it joins the group."""
+
+    async def on_start(self) -> None:
+        await self._update_channels()
+        await self.recovery.start()
 
 
 class Transport(driver.Transport):
@@ -95,14 +145,18 @@ class App(faust.App):
         pass
 
 
-def _watch_quota(client: Any, kind: str, app: App) -> None:
-    """Tell `app` when an answer to `client` says that a quota holds it back, which aiokafka ignores."""
+def _watch_answers(client: Any, kind: str, app: App) -> None:
+    """Read what aiokafka does not know: that a quota holds `client` back, which `app` is told, and that a static member was replaced, which
+    aiokafka then takes for a member that the group has forgotten: it joins again.
+    """
     send = client.send
 
     async def watched(*args: Any, **options: Any) -> Any:
         answer = await send(*args, **options)
         if held_ms := getattr(answer, "throttle_time_ms", 0):
             app.on_throttle(kind, held_ms / 1000)
+        if getattr(answer, "error_code", 0) == KafkaError.FENCED_INSTANCE_ID:
+            answer.error_code = UnknownMemberIdError.errno
         return answer
 
     client.send = watched

@@ -34,7 +34,7 @@ from echo_runtime.places import PlaceTimes
 from echo_runtime.process import StopSignal
 from echo_schemas.rights import Resource
 from echo_streams.batching import MAX_IN_FLIGHT, Batcher
-from echo_streams.driver import App, QuietMonitor, Transport
+from echo_streams.driver import App, QuietMonitor, TableManager, Transport
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.processing import Outgoing, Send
 from echo_streams.security import Login
@@ -62,7 +62,7 @@ _TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
 class AppOptions:
     """Options of the Faust app. `group`: its app id; `joined_within_s`: time to join the group; `drain_s`: time at the end to score what
     was read; `inline`: scoring runs on the event loop and blocks it; `gather`: fetch many trajectories at once, because no step waits for
-    the next reward; `on_throttle`: as in `KafkaCluster`."""
+    the next reward; `static_member`: as in `group_properties`; `on_throttle`: as in `KafkaCluster`."""
 
     group: str
     client_id: str
@@ -71,6 +71,7 @@ class AppOptions:
     login: Login
     inline: bool
     gather: bool = False
+    static_member: str | None = None
     joined_within_s: float = 60.0
     drain_s: float = 1.5
     on_throttle: Callable[[str, float], None] | None = None
@@ -330,6 +331,7 @@ def _faust_app(options: AppOptions) -> Any:
         broker=";".join(f"kafka://{address.strip()}" for address in options.bootstrap.split(",")),
         broker_client_id=options.client_id,
         broker_credentials=credentials,
+        consumer_group_instance_id=options.static_member,
         broker_session_timeout=_SESSION_S,
         broker_heartbeat_interval=_HEARTBEAT_S,
         broker_request_timeout=_REQUEST_S,
@@ -348,6 +350,7 @@ def _faust_app(options: AppOptions) -> Any:
         topic_disable_leader=True,
         web_enabled=False,
         Monitor=QuietMonitor,
+        TableManager=TableManager,
     )
     if options.on_throttle is not None:
         app.on_throttle = options.on_throttle

@@ -2,6 +2,7 @@
 
 translate, translated    of a request
 check_error              of a consumer's event: go on, or stop
+replaced                 of a member whose name another process has
 missing                  of a topic that is not there
 not_delivered            of a record without an acknowledgement
 transaction_error        of a step of a transaction: repeat it, roll back, or give the writer up
@@ -102,13 +103,18 @@ def check_error(error: KafkaError, raw: RawMessage, group: str = "") -> None:
         raise OffsetLost(f"The position asked for is not in {where} any more: {error.str()}.", hint="Choose where to go on reading.")
     # A fenced member gets a fatal error whose text alone names the cause.
     if code in _REPLACED or (code == _FATAL and _FENCED in error.str()):
-        raise MemberReplaced(
-            f"Another consumer has taken this one's place in the group: {error.str()}.",
-            hint="Two processes have the same name. Stop one of them, or give each its own (--name).",
-        )
+        raise replaced(error.str())
     if code == _FATAL or error.fatal():
         raise TransportError(f"The consumer of {where} failed for good: {error.str()}.")
     logger.warning("The client reports about %s: %s; it goes on by itself", where, error)
+
+
+def replaced(said: str) -> MemberReplaced:
+    """The error for a static member whose name another process has; `said`: what the client says of it."""
+    return MemberReplaced(
+        f"Another consumer has taken this one's place in the group: {said}.",
+        hint="Two processes have the same name. Stop one of them, or give each its own (--name).",
+    )
 
 
 def missing(where: str, error: KafkaError) -> TopicMissing:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ from echo_bus.clock import Deadline
 from echo_bus.dead_letters import DeadLetters
 from echo_bus.errors import MemberReplaced, TransportError
 from echo_bus.group.notes import NoteKeeper, Notes
+from echo_bus.group.replacements import Replacements
 from echo_bus.group.state import (
     FetchedBatch,
     Handover,
@@ -54,9 +54,6 @@ _METADATA_S = 10.0
 _LAG_INTERVAL_S = 5.0
 # For telling the group that a static member leaves; without it the partitions wait for the end of the session.
 _LEAVE_S = 2.0
-# Two processes under one name replace one another at every heartbeat, so this many replacements in a minute mean a second process. Fewer
-# mean a slow broker, whose client asks again: an overloaded broker caused two within 40 s.
-_MOST_REPLACED, _RIVAL_S = 5, 60.0
 # A commit for every message would cost the broker more than the message.
 _SOON_S = 0.05
 
@@ -95,7 +92,7 @@ class ConsumerLoop:
         self._handed_back = threading.Event()
         self._all_paused = False
         self._next_commit_s = self._next_lag_s = self._committed_s = 0.0
-        self._replaced_s: deque[float] = deque(maxlen=_MOST_REPLACED)
+        self._replacements = Replacements(self._clock)
 
     def on_assignment(self, listener: Callable[[frozenset[PartitionKey]], None]) -> None:
         """Call `listener` with this member's (physical topic, partition)s at each change, on the poll thread: it must be short.
@@ -161,12 +158,9 @@ class ConsumerLoop:
     def _give_way(self, consumer: RawConsumer, why: MemberReplaced) -> None:
         """Give up all partitions, to join again. Raises `why` if this member was replaced too often lately.
 
-        The group makes a new member for each request to join under a static name (KIP-345). If a request takes longer than its timeout, the
-        client asks again and so replaces itself. Of two processes under one name the earlier one reaches the limit first, because it was
-        replaced first.
+        Of two processes under one name the earlier one reaches the limit first, because it was replaced first.
         """
-        self._replaced_s.append(self._clock.monotonic_s())
-        if len(self._replaced_s) == _MOST_REPLACED and self._replaced_s[-1] - self._replaced_s[0] < _RIVAL_S:
+        if self._replacements.add():
             raise why
         logger.warning("%s: %s It joins once more.", self._group, why)
         self._on_lost(consumer, [_partition_of(state) for state in self._assignment.values()])

@@ -42,7 +42,9 @@ _ASK_EVERY_S = 0.1
 def run_role(
     role: Annotated[Role, typer.Argument(help="Which role this process is.")],
     config: Config = None,
-    name: Annotated[str | None, typer.Option(help="Tells processes of one role apart in client ids and logs; a worker's id.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Tells processes of one role apart; keep a worker's or a reward's over restarts.")
+    ] = None,
     announce: Annotated[Path | None, typer.Option(help="Write a JSON file with pid and metrics address once they are known.")] = None,
     log_file: Annotated[Path | None, typer.Option("--log-file", help="Log there instead of to standard error.")] = None,
     log_format: Annotated[

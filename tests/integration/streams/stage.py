@@ -36,11 +36,12 @@ JUDGES = Path(__file__).with_name("judges.py")
 class Child:
     """One process of `echoswarm run reward`."""
 
-    def __init__(self, folder: Path, name: str, *options: str) -> None:
+    def __init__(self, folder: Path, name: str, *options: str, is_named: bool = True) -> None:
         self._announce = folder / f"{name}.json"
         self._log = folder / f"{name}.log"
         command = [sys.executable, "-m", "echo_ops.cli", "run", "reward", "--config", "run.toml"]
-        command += ["--name", name, "--announce", str(self._announce), "--log-file", str(self._log), *options]
+        command += ["--announce", str(self._announce), "--log-file", str(self._log), *options]
+        command += ["--name", name] if is_named else []
         self.name = name
         self._errors = folder / f"{name}.err"
         with self._errors.open("w", encoding="utf-8") as errors:
@@ -109,8 +110,8 @@ class Stage:
         self._reader.start()
         self.rewards: list[Reward] = []
 
-    def start(self, name: str, *options: str) -> Child:
-        child = Child(self.folder, name, *options)
+    def start(self, name: str, *options: str, is_named: bool = True) -> Child:
+        child = Child(self.folder, name, *options, is_named=is_named)
         self._children.append(child)
         return child
 

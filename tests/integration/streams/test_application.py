@@ -136,7 +136,7 @@ def test_a_kill_repeats_work_and_loses_none(make_stage: MakeStage) -> None:
     assert not stage.judged() & set(slow)
 
     (stage.folder / "gate").touch()
-    stage.start("2")
+    stage.start("1")
     stage.wait_for(slow)
     stage.wait(lambda: stage.outstanding() == 0, "offsets that are committed")
     # What was delivered beside the slow ones lay above them, so it was judged again: the same places, the same values.
@@ -169,7 +169,8 @@ def test_a_request_to_end_in_the_middle_of_a_slow_function_is_obeyed_and_the_nex
 def test_processes_share_the_work_and_another_application_joins_a_run_that_goes_on(make_stage: MakeStage) -> None:
     stage = make_stage(PATIENT)
     early = stage.publish(samples(0, 20))
-    first, second = stage.start("1"), stage.start("2")
+    # Without a name it is a member as those of earlier releases are.
+    first, second = stage.start("1"), stage.start("2", is_named=False)
     assigned = "echo_streams_partitions_assigned"
     stage.wait(lambda: first.metric(assigned) == second.metric(assigned) == PARTITIONS / 2, "two partitions for each")
     shared = stage.publish(samples(100, 40))
@@ -183,6 +184,8 @@ def test_processes_share_the_work_and_another_application_joins_a_run_that_goes_
     beside = stage.start("3", "--application", "shadow", "--reward", BREVITY)
     first.terminate()
     assert first.ended() == 0
+    # It has left: nobody waits for its session.
+    assert stage.num_members() == 1
     stage.wait(lambda: second.metric(assigned) == PARTITIONS, "all partitions for the one that is left")
     late = stage.publish(samples(200, 20))
     stage.wait_for([*early, *shared, *late], PATIENT)
@@ -192,6 +195,26 @@ def test_processes_share_the_work_and_another_application_joins_a_run_that_goes_
     assert beside.ended() == 0
     assert stage.outstanding("shadow") == 0
     assert second.process.poll() is None
+
+
+def test_of_two_processes_under_one_name_the_first_ends_with_a_sentence_and_the_second_goes_on(make_stage: MakeStage) -> None:
+    """The group cannot tell a process that was killed from one that lives: whoever comes under its name has its partitions at once."""
+    stage = make_stage(BREVITY)
+    first = stage.start("1")
+    stage.wait_for(stage.publish(samples(0, 8)))
+    second = stage.start("1")
+    stage.forget(first)
+    try:
+        # Two members would have half of the partitions each.
+        stage.wait(lambda: second.metric("echo_streams_partitions_assigned") == PARTITIONS, "all partitions for the second")
+        assert first.ended() == 1
+        assert "Two processes have the same name. Stop one of them, or give each its own (--name)." in first.log
+        stage.wait_for(stage.publish(samples(100, 8)))
+        stage.wait(lambda: stage.outstanding() == 0, "offsets that are committed")
+        assert second.process.poll() is None
+    finally:
+        first.process.kill()
+        first.ended()
 
 
 def publish_bytes(stage: Stage, record: Trajectory, value: bytes) -> Coordinates:

@@ -347,7 +347,7 @@ def test_the_client_waits_little_for_empty_partitions_and_reads_what_was_committ
 
     async def run() -> tuple[Any, Any]:
         made = RewardApp(
-            replace(OPTIONS, gather=True),
+            replace(OPTIONS, gather=True, static_member="r1"),
             answer,
             metrics=StreamsMetrics(),
             places=PlaceTimes(CollectorRegistry(), SystemClock()),
@@ -367,6 +367,7 @@ def test_the_client_waits_little_for_empty_partitions_and_reads_what_was_committ
     assert vars(ours).keys() == vars(plain).keys()
     assert (ours._fetch_min_bytes, plain._fetch_min_bytes) == (profiles.GATHERING_MIN_BYTES, 1)
     assert (ours._fetch_max_wait_ms, ours._isolation_level) == (driver.FETCH_WAIT_MS, "read_committed")
+    assert ours._group_instance_id == "r1"
     assert (plain._fetch_max_wait_ms, plain._isolation_level) == (1500, "read_uncommitted")
 
 

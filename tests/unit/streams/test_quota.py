@@ -1,19 +1,22 @@
-"""Faust's client under a quota: what the brokers' answers say of it is heard, and everything else passes unchanged."""
+"""What the brokers' answers say and Faust's client does not know: that a quota holds it back, and that its place in the group is taken."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from aiokafka.errors import RebalanceInProgressError, UnknownMemberIdError, for_code
+from confluent_kafka import KafkaError
 from prometheus_client import CollectorRegistry
 
 from echo_bus.clock import ManualClock
 from echo_bus.metrics import BusMetrics
 from echo_runtime.notices import Notices
 from echo_runtime.opening import throttle_report
-from echo_streams.driver import App, _watch_quota
+from echo_streams.driver import App, _watch_answers
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Listener:
 def test_answers_that_were_held_back_are_told_and_passed_on() -> None:
     answers = [Answer(0), Answer(1500), None, object()]
     client, listener = Client(*answers), Listener()
-    _watch_quota(client, "consumer", cast("App", listener))
+    _watch_answers(client, "consumer", cast("App", listener))
 
     async def ask() -> list[Any]:
         return [await client.send(1, "fetch", group=2) for _ in answers]
@@ -68,3 +71,14 @@ def test_a_quota_is_counted_and_said_while_it_holds_back(kind: str, sentence: st
     assert metrics.registry.get_sample_value("echo_bus_throttled_seconds_total", {"client": kind}) == 2.05
     clock.advance(61)
     assert notices.current() == {}
+
+
+def test_a_member_whose_place_is_taken_joins_again_and_does_not_end_with_an_unknown_error() -> None:
+    taken, rebalance = SimpleNamespace(error_code=KafkaError.FENCED_INSTANCE_ID), SimpleNamespace(error_code=27)
+    client = Client(taken, rebalance)
+    _watch_answers(client, "consumer", cast("App", Listener()))
+
+    async def ask() -> list[Any]:
+        return [for_code((await client.send(1, "fetch", group=2)).error_code) for _ in range(2)]
+
+    assert asyncio.run(ask()) == [UnknownMemberIdError, RebalanceInProgressError]
