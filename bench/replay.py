@@ -116,7 +116,7 @@ def score(bootstrap: str, namespace: str, count: int, number: int) -> float:
     errand = Errand(path=_REWARD, order=order, settings=Settings(), limits=ScoringLimits())
     team = Team(errand, load_reward(_REWARD), 2)
     with open_history(bus, RUN) as history, topic_rewards(bus, RUN, order.name) as sink, team:
-        told = history.read(decodes=False, answered=order.name)
+        told = history.undecoded(answered=order.name)
         done = rescore(order, told, team, sink, codec=bus.codec, clock=bus.clock, tried=begin)
     ((started_s, num_before),) = begun
     assert done.outcomes[RewardOutcome.SCORED] == count

@@ -16,24 +16,25 @@ from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import run_of
 from echo_schemas.projection import Projection
 from echo_schemas.records import Purpose, Trajectory
+from echo_streams.intake import Identity
 
 _FIELDS = ("run_id", "seq", "index", "purpose", "task", "min_version", "max_version", "worker_id")
-# Enough to look the fate up.
-_HEAD = ("run_id", "seq", "purpose")
+_IDENTITY = ("run_id", "group_id", "seq", "attempt", "index", "purpose")
+_PURPOSES = {purpose.value.encode(): purpose for purpose in Purpose}
+# Errors of reading fields of arbitrary bytes: no record, no UTF-8, an unknown purpose.
+_NO_RECORD = (InvalidRecord, ValueError, KeyError)
 Passed = tuple[Trajectory | None, BookEntry]
 
 
 class Sieve:
     """The filter of one run and one selection. `fates` may grow meanwhile."""
 
-    def __init__(self, run_id: str, selection: Selection, fates: Fates, codec: Codec, *, decodes: bool = True) -> None:
-        """`decodes` False: records pass undecoded, also those that decoding would refuse."""
-        self._decodes = decodes
+    def __init__(self, run_id: str, selection: Selection, fates: Fates, codec: Codec) -> None:
         self._run_id, self._selection, self._fates, self._codec = run_id, selection, fates, codec
         self._takes_all = replace(selection, range=Everything()) == Selection() and not isinstance(selection.range, Versions)
         self._prefix, self._run = f"{run_id}/".encode(), run_id.encode()
         self._read = Projection(Trajectory, _FIELDS, codec.ids).read
-        self._read_head = Projection(Trajectory, _HEAD, codec.ids).read
+        self._read_identity = Projection(Trajectory, _IDENTITY, codec.ids).read
         where = selection.range
         self._keys = frozenset(group.encode() for group in where.group_ids) if isinstance(where, Groups) else None
         self._times = where if isinstance(where, Times) else None
@@ -47,23 +48,40 @@ class Sieve:
             return None
         partition, offset = raw.partition() or 0, raw.offset() or 0
         if self._takes_all:
-            return (self._decoded if self._decodes else self._undecoded)(raw, partition, offset)
+            return self._decoded(raw, partition, offset)
         try:
-            run, seq, index, purpose, task, oldest, newest, worker = self._read(raw.value())
-            if run != self._run:
+            entry = self._admitted(raw, partition, offset)
+            if entry is None:
                 return None
-            if not self._admits(index, purpose, task, oldest, newest, worker):
-                return None
-            entry = self._fates.of(partition, offset, Purpose(purpose.decode()), seq)
-            if not self._wants(entry):
-                return None
-            if not self._decodes:
-                return None, entry
             record = self._codec.decode(raw.value())
-        except (InvalidRecord, ValueError):
+        except _NO_RECORD:
             entry = self._fates.of(partition, offset, None)
             return (None, entry) if self._selection.wants_unreadable and self._wants(entry) else None
         return (record, entry) if isinstance(record, Trajectory) else None
+
+    def identify(self, raw: RawMessage) -> tuple[Identity | None] | None:
+        """As `look`, of an undecoded record, also of one that decoding would refuse: which sample it is (None: unreadable)."""
+        if not self._may_be_ours(raw):
+            return None
+        partition, offset = raw.partition() or 0, raw.offset() or 0
+        try:
+            if not self._takes_all and self._admitted(raw, partition, offset) is None:
+                return None
+            run, group_id, seq, attempt, index, purpose = self._read_identity(raw.value())
+            if run != self._run:
+                return None
+            return (Identity(group_id=group_id.decode(), seq=seq, purpose=_PURPOSES[purpose], attempt=attempt.decode(), index=index),)
+        except _NO_RECORD:
+            wanted = self._takes_all or (self._selection.wants_unreadable and self._wants(self._fates.of(partition, offset, None)))
+            return (None,) if wanted else None
+
+    def _admitted(self, raw: RawMessage, partition: int, offset: int) -> BookEntry | None:
+        """The fate of a record that the filters admit. Raises one of `_NO_RECORD`; RegistryError."""
+        run, seq, index, purpose, task, oldest, newest, worker = self._read(raw.value())
+        if run != self._run or not self._admits(index, purpose, task, oldest, newest, worker):
+            return None
+        entry = self._fates.of(partition, offset, _PURPOSES[purpose], seq)
+        return entry if self._wants(entry) else None
 
     def _decoded(self, raw: RawMessage, partition: int, offset: int) -> Passed | None:
         """Without a filter, decode at once: reading a few fields first would be wasted time."""
@@ -74,14 +92,6 @@ class Sieve:
         if not isinstance(record, Trajectory) or record.run_id != self._run_id:
             return None
         return record, self._fates.of(partition, offset, record.purpose, record.seq)
-
-    def _undecoded(self, raw: RawMessage, partition: int, offset: int) -> Passed | None:
-        try:
-            run, seq, purpose = self._read_head(raw.value())
-            entry = self._fates.of(partition, offset, Purpose(purpose.decode()), seq)
-        except (InvalidRecord, ValueError):
-            return None, self._fates.of(partition, offset, None)
-        return (None, entry) if run == self._run else None
 
     def _wants(self, entry: BookEntry) -> bool:
         return not self._selection.fates or entry.fate in self._selection.fates

@@ -56,7 +56,7 @@ def read_other_rewards(history: History, steps: range, terms: tuple[RewardTerm, 
     names = {term.name for term in terms}
     values = {
         (told.where.partition, told.where.offset): {name: value for name, value in told.rewards.items() if name in names}
-        for told in history.read(Selection(range=Steps(steps.start, steps.stop - 1)), decodes=False)
+        for told in history.undecoded(Selection(range=Steps(steps.start, steps.stop - 1)))
     }
     return OtherRewards(terms=terms, values=values)
 

@@ -19,17 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from echo_bus.clock import Clock
-from echo_bus.message import raw_headers
-from echo_replay.history import Told
+from echo_replay.history import Undecoded
 from echo_replay.rescoring.inside import Answer
 from echo_replay.rescoring.order import RescoreOrder
 from echo_replay.rescoring.sinks import RewardSink
 from echo_replay.rescoring.team import CHUNK, CHUNK_BYTES, Item, Judged, Team
 from echo_runtime.garbage import seldom_collected
 from echo_schemas.codec import Codec
-from echo_schemas.errors import InvalidRecord
-from echo_schemas.records import Purpose, RewardOutcome, Trajectory
-from echo_streams.intake import Identity, identity_of
+from echo_schemas.records import Purpose, RewardOutcome
+from echo_streams.intake import Identity
 from echo_streams.scoring import Judgement, ended
 
 TRIED = 16
@@ -101,7 +99,7 @@ class Broken(Exception):
 
 def rescore(
     order: RescoreOrder,
-    told: Iterable[Told],
+    told: Iterable[Undecoded],
     team: Team,
     sink: RewardSink,
     *,
@@ -142,11 +140,11 @@ class _Rescore:
         self._writing: Future[None] | None = None
         self._flushed_s = clock.monotonic_s()
 
-    def wanted(self, told: Iterable[Told]) -> Iterator[Item]:
+    def wanted(self, told: Iterable[Undecoded]) -> Iterator[Item]:
         """The samples without a record of this name."""
         rescored = self.rescored
         for each in told:
-            identity = self._identity(each)
+            identity = each.identity
             if identity is None:
                 rescored.num_unreadable += 1
                 continue
@@ -207,17 +205,6 @@ class _Rescore:
         if answer.value is not None:
             judgement = ended(answer.value, answer.seconds)
         return self._codec.encode(self._order.record(item.identity, item.where, judgement, self._clock.time_ms()))
-
-    def _identity(self, told: Told) -> Identity | None:
-        """The identity from the headers, or else from the record. None if that is unreadable."""
-        name = next((value for header, value in raw_headers(told.raw) if header == "ce_id"), None)
-        if name is not None and (found := identity_of(name.decode(errors="replace"), self._order.run_id)) is not None:
-            return found
-        try:
-            record = self._codec.decode(told.raw.value())
-        except InvalidRecord:
-            return None
-        return Identity.of(record) if isinstance(record, Trajectory) else None
 
 
 def _chunks(items: Iterator[Item]) -> Iterator[list[Item]]:

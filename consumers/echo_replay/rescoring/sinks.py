@@ -16,7 +16,7 @@ from echo_bus.client import profiles
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.errors import ProducerFenced
 from echo_replay.books import place_code
-from echo_replay.history import Told
+from echo_replay.history import Undecoded
 from echo_replay.rescoring.team import Item
 from echo_schemas.errors import UserError
 from echo_schemas.headers import Header, fresh_name, headers_for
@@ -30,7 +30,7 @@ Written = tuple[Item, bytes]
 class RewardSink(Protocol):
     """Takes records, batch after batch."""
 
-    def known(self, told: Told) -> float | None:
+    def known(self, told: Undecoded) -> float | None:
         """The trajectory's value in the target; NaN: a record without a value; None: no record."""
 
     def write(self, rewards: Sequence[Written]) -> None:
@@ -45,7 +45,7 @@ class TopicRewards:
         self._writer, self._bus, self._run_id, self._name = writer, bus, run_id, name
         self._physical = bus.namespace.topic(REWARDS)
 
-    def known(self, told: Told) -> float | None:
+    def known(self, told: Undecoded) -> float | None:
         return told.rewards.get(self._name)
 
     def write(self, rewards: Sequence[Written]) -> None:
@@ -106,7 +106,7 @@ class FolderRewards:
         self._codes = codes[order]
         self._values = np.concatenate([values for _, values in found] or [np.zeros(0)])[order]
 
-    def known(self, told: Told) -> float | None:
+    def known(self, told: Undecoded) -> float | None:
         code = place_code(told.where.partition, told.where.offset)
         at = int(self._codes.searchsorted(code))
         return float(self._values[at]) if at < len(self._codes) and self._codes[at] == code else None

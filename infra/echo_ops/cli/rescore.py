@@ -117,7 +117,7 @@ def _score(
         out.print(f"At most {num:,} trajectories, about {max(1, round(seconds)):,} s{cost}", markup=False)
         return not wish.dry_run
 
-    told = history.read(selection, decodes=False, answered=order.name)
+    told = history.undecoded(selection, answered=order.name)
     begun_s = bus.clock.monotonic_s()
     try:
         with team:

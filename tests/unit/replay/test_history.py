@@ -19,6 +19,7 @@ from echo_replay.steps import read_batch
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, Purpose, StepReport
 from echo_schemas.topics import STEPS, TRAJECTORIES
+from echo_streams.intake import Identity
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, NUM_PARTITIONS, WAIT_S, Pipeline
 from tests.unit.replay.forged import STEPS_TRAINED, SoundRun, only
 
@@ -92,6 +93,28 @@ def test_by_time_is_the_same_in_another_order(sound: SoundRun) -> None:
     for number in range(NUM_PARTITIONS):
         order = [each.where.offset for each in by_time if each.where.partition == number]
         assert order == sorted(order), "a partition's own order is kept where its times do not go back"
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(),
+        Selection(range=Steps(2, 3)),
+        Selection(range=Versions(2, 2)),
+        Selection(fates=frozenset({Fate.DEAD, Fate.DROPPED})),
+        Selection(purposes=frozenset({Purpose.PROBE})),
+    ],
+)
+def test_undecoded_records_are_the_same(sound: SoundRun, selection: Selection) -> None:
+    with open_history(sound.pipeline.bus, DEMO) as history:
+        whole, undecoded = list(history.read(selection)), list(history.undecoded(selection))
+    assert [(each.where, each.rewards) for each in undecoded] == [(each.where, each.rewards) for each in whole]
+    for quick, each in zip(undecoded, whole, strict=True):
+        if each.trajectory is not None:
+            assert quick.identity == Identity.of(each.trajectory)
+    unreadable = sum(each.identity is None for each in undecoded)
+    assert unreadable <= sum(each.trajectory is None for each in whole)
+    assert (unreadable > 0) == (selection.wants_unreadable and selection.range == Everything())
 
 
 def test_two_threads_read_one_set_of_books(sound: SoundRun) -> None:
