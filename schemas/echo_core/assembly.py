@@ -1,7 +1,7 @@
 """Assembles trajectories and rewards, in any order and any number of times, into groups. Each group is yielded at most once.
 
     trajectories ──▶ open group ── one attempt whole ──▶ chosen ── required rewards ──▶ ready ── take ──▶ closed
-    rewards ───────▶ joined on (partition, offset, name)             late, repeated, foreign: counted
+    rewards ───────▶ joined on (partition, offset, name)             late, repeated, foreign: ignored
 
 Rules (docs/decisions/0001-group-assembly.md): a group takes its members from the first whole attempt. A reward judges only the record at
 its coordinates; of several rewards the scored one with the lowest offset counts. A record of a closed seq is always a duplicate. Every
@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 
 from echo_core.closed_seqs import ClosedSeqs
-from echo_core.groups import AssemblyCounters, AssemblyLimits, AssemblyState, DropDecision, Member, ReadyGroup, Score
+from echo_core.groups import AssemblyLimits, AssemblyState, DropDecision, Member, ReadyGroup, Score
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, RewardOutcome, RewardTerm, Trajectory
 
@@ -57,7 +57,6 @@ class GroupAssembler:
 
     def __init__(self, run_id: str, terms: tuple[RewardTerm, ...], limits: AssemblyLimits, *, state: AssemblyState | None = None) -> None:
         """`terms`: the reward specification in force. `state`: continue from a checkpoint; the caller then reads from its lows."""
-        self.counters = AssemblyCounters()
         self._run_id = run_id
         self._terms = terms
         self._limits = limits
@@ -85,41 +84,32 @@ class GroupAssembler:
         """Take a record of `trajectories`. Offsets of a partition come in order."""
         self._read_to[where.partition] = max(self._read_to.get(where.partition, 0), where.offset + 1)
         early = self._take_early(where)
-        if trajectory.run_id != self._run_id:
-            self.counters.other_run += 1
-        elif trajectory.purpose is not Purpose.TRAIN:
-            self.counters.other_purpose += 1
-        elif where in self._by_place:
-            self.counters.reread += 1
-        elif trajectory.seq in self._closed:
-            self._settle_closed(where, trajectory)
+        if trajectory.run_id != self._run_id or trajectory.purpose is not Purpose.TRAIN or where in self._by_place:
+            return
+        if trajectory.seq in self._closed:
+            # A record that was read before the checkpoint has its fate already.
+            if where.offset >= self._restored_read_to.get(where.partition, 0):
+                self._drop_record(where, trajectory, DropReason.DUPLICATE)
         elif where in self._restored_settled:
             # Dropped before the checkpoint; its seq was and is open.
             self._settled[where] = trajectory.seq
-            self.counters.reread += 1
         else:
             self._open_record(where, trajectory, early)
-            return
-        self.counters.late_rewards += len(early)
 
     def add_reward(self, at: Coordinates, reward: Reward) -> None:
-        """Take a record of `rewards`, which lies at `at`. Joined with its trajectory, or kept for a while if that was not read yet."""
+        """Take a record of `rewards`, which lies at `at`: join it with its trajectory, or keep it for a while if that was not read yet.
+
+        Ignored: a reward of a closed seq, and one whose record was read and is not open (dropped, of another run, no trajectory).
+        """
         self._rewards_read_to[at.partition] = max(self._rewards_read_to.get(at.partition, 0), at.offset + 1)
         if reward.run_id != self._run_id:
-            self.counters.other_run += 1
             return
         found = self._by_place.get(reward.of)
-        if found is not None and not _judges(reward, found[1].trajectory):
-            # It judges a record at these coordinates of an earlier topic of this name.
-            self.counters.unjudgeable_rewards += 1
-        elif found is not None:
-            self._join(found[0], found[1], at, reward)
-        elif reward.seq in self._closed:
-            self.counters.late_rewards += 1
-        elif reward.of.offset < self._read_to.get(reward.of.partition, 0):
-            # Its record was read and is not open: dropped, of another run, or no trajectory.
-            self.counters.unjudgeable_rewards += 1
-        else:
+        if found is not None:
+            # Else it judges a record at these coordinates of an earlier topic of this name.
+            if _judges(reward, found[1].trajectory):
+                self._join(found[0], found[1], at, reward)
+        elif reward.seq not in self._closed and reward.of.offset >= self._read_to.get(reward.of.partition, 0):
             self._keep_early(at, reward)
 
     def skip_to(self, partition: int, offset: int) -> None:
@@ -307,14 +297,7 @@ class GroupAssembler:
             open={seq: tuple(lows_of) for seq, lows_of in opened.items()},
         )
 
-    # Inside
-
-    def _settle_closed(self, where: Coordinates, trajectory: Trajectory) -> None:
-        """Handle a record of a closed seq: already settled if it was read before the checkpoint, else a duplicate."""
-        if where.offset < self._restored_read_to.get(where.partition, 0):
-            self.counters.reread += 1
-        else:
-            self._drop_record(where, trajectory, DropReason.DUPLICATE)
+    # Private
 
     def _open_record(self, where: Coordinates, trajectory: Trajectory, early: list[tuple[Coordinates, Reward]]) -> None:
         group = self._open.get(trajectory.seq)
@@ -324,7 +307,6 @@ class GroupAssembler:
         if trajectory.index in members:
             self._drop_record(where, trajectory, DropReason.DUPLICATE)
             self._settled[where] = trajectory.seq
-            self.counters.late_rewards += len(early)
         else:
             sample = members[trajectory.index] = _Sample(where, trajectory)
             self._by_place[where] = (trajectory.seq, sample)
@@ -334,8 +316,6 @@ class GroupAssembler:
             for at, reward in early:
                 if _judges(reward, trajectory):
                     self._join(trajectory.seq, sample, at, reward)
-                else:
-                    self.counters.unjudgeable_rewards += 1
             if group.chosen is None and len(members) == trajectory.group_size:
                 group.chosen = trajectory.attempt
                 group.waited_s = 0.0
@@ -353,7 +333,6 @@ class GroupAssembler:
         """Keep the scored reward with the lowest offset, in any order of arrival; an unscored one only until a scored one comes."""
         known = sample.rewards.get(reward.name)
         if known is not None and (reward.value is None, at.offset) >= (known[1].value is None, known[0]):
-            self.counters.repeated_rewards += 1
             return
         sample.rewards[reward.name] = (at.offset, reward)
         group = self._open[seq]
@@ -429,9 +408,7 @@ class GroupAssembler:
         self._num_early += 1
         while self._num_early > self._limits.max_early_rewards:
             _, partition, offset = heappop(self._far)
-            dropped = self._early.pop(Coordinates(partition=partition, offset=offset), [])
-            self._num_early -= len(dropped)
-            self.counters.early_rewards_evicted += len(dropped)
+            self._take_early(Coordinates(partition=partition, offset=offset))
         if len(self._far) > 2 * (len(self._early) + self._limits.max_early_rewards):
             self._far = [far for far in self._far if Coordinates(partition=far[1], offset=far[2]) in self._early]
             heapify(self._far)

@@ -37,7 +37,6 @@ class Choice:
 
     batch: tuple[ChosenGroup, ...] | None
     refused: Mapping[int, DropReason]
-    num_missing: int
 
 
 def choose_batch(ready: Sequence[ReadyGroup], learner_version: int, policy: StalenessPolicy, terms: tuple[RewardTerm, ...] = ()) -> Choice:
@@ -53,8 +52,7 @@ def choose_batch(ready: Sequence[ReadyGroup], learner_version: int, policy: Stal
             refused[group.seq] = next(iter(chosen.dropped.values()), DropReason.STALE)
         elif len(batch) < policy.groups_per_step:
             batch.append(chosen)
-    missing = policy.groups_per_step - len(batch)
-    return Choice(batch=tuple(batch) if not missing else None, refused=refused, num_missing=missing)
+    return Choice(batch=tuple(batch) if len(batch) == policy.groups_per_step else None, refused=refused)
 
 
 def weight_of(age: int, over_budget: OverBudget, budget: int) -> float:

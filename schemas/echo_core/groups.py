@@ -86,16 +86,3 @@ class AssemblyState:
     reward_lows: Mapping[int, int]
     settled: frozenset[Coordinates]
     open: Mapping[int, tuple[Coordinates, ...]] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class AssemblyCounters:
-    """Ignored records by reason; for metrics."""
-
-    other_run: int = 0
-    other_purpose: int = 0
-    reread: int = 0
-    late_rewards: int = 0
-    repeated_rewards: int = 0
-    unjudgeable_rewards: int = 0
-    early_rewards_evicted: int = 0

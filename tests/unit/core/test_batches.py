@@ -59,10 +59,9 @@ def test_the_choice_does_not_depend_on_arrival(order: list[int]) -> None:
     assert choice == choose_batch(ready, 5, policy())
 
 
-def test_too_few_groups_are_no_batch_and_say_how_many_are_missing() -> None:
+def test_too_few_groups_are_no_batch() -> None:
     choice = choose_batch([group(1, 5, 5)], 5, policy())
     assert choice.batch is None
-    assert choice.num_missing == 1
 
 
 def test_drop_removes_single_samples_and_refuses_what_is_left_too_small() -> None:
