@@ -26,10 +26,10 @@ from echo_bus.client.cluster import RawMessage
 from echo_bus.clock import SystemClock
 from echo_bus.errors import TopicMissing
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import AsJson, Config, Since, Until, Yes
+from echo_ops.cli.options import AsJson, Config, Yes
 from echo_ops.cli.output import ExitCode, err, fail, out, shown_time
-from echo_ops.cli.ranges import parse_times
 from echo_ops.harmless import harmless
+from echo_ops.ranges import Since, Until, parse_times
 from echo_ops.redrive.letters import Letter, letter_of, reason_of
 from echo_ops.redrive.preparing import Handling, Prepared, load_mend
 from echo_ops.redrive.redriving import ROLE, Backlog, Redrive, Tally, discard, require_reasons, require_redrivable

@@ -12,7 +12,7 @@ import typer
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config, RunName
 from echo_ops.cli.output import ExitCode, err, fail, out, remark
-from echo_ops.cli.ranges import run_named
+from echo_ops.cli.past import run_named
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import ANALYSIS, require_libraries
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.options import AsJson, Config, Exported, RunName
 from echo_ops.cli.output import out, remark, shown_time
-from echo_ops.cli.ranges import history_of, past_of
+from echo_ops.cli.past import history_of, past_of
 from echo_ops.harmless import harmless
 from echo_replay.history import History
 from echo_replay.origin import VersionOrigin, origin_of

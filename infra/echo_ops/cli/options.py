@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
+
+from echo_ops.ranges import RangeOptions
 
 Config = Annotated[
     Path | None,
@@ -21,31 +22,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come, each when its fate is known or after a minute.")]
 Page = Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Write one HTML page with the curves.")]
 RewardPath = Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:brevity, package.module:function, or a built-in name.")]
-Since = Annotated[
-    str, typer.Option(metavar="TIME", help="Written at this time or later: 2026-11-22T17:05:00 (UTC), or 90m, 2h or 3d for so long ago.")
-]
-Until = Annotated[str, typer.Option(metavar="TIME", help="Written at this time or before.")]
 ClusterName = Annotated[str, typer.Option(help="Strimzi's name of the cluster; for commands, its address.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it.")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RangeOptions:
-    """Which records of the past, as the options were typed; empty where an option was not given."""
-
-    version: Annotated[str, typer.Option(metavar="A..B", help="Trajectories with a token of one of these versions.")] = ""
-    step: Annotated[str, typer.Option(metavar="A..B", help="Trajectories that were trained in these steps.")] = ""
-    offsets: Annotated[list[str] | None, typer.Option(metavar="P:A..B", help="Offsets of a partition of trajectories; repeatable.")] = None
-    since: Since = ""
-    until: Until = ""
-    groups: Annotated[list[str] | None, typer.Option("--group", metavar="GROUP", help="A group, such as demo/17 or 17; repeatable.")] = None
-    worker: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this worker.")] = ""
-    task: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this task.")] = ""
-    purpose: Annotated[Literal["", "train", "eval", "probe"], typer.Option(help="Only samples with this purpose.")] = ""
-    fate: Annotated[
-        Literal["", "trained", "dropped", "dead", "evaluated", "probed", "open"], typer.Option(help="Only samples with this fate.")
-    ] = ""
-    sample: Annotated[int | None, typer.Option(min=0, help="Only this member of each group.")] = None
 
 
 def taking(name: str, kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

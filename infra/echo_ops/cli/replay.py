@@ -13,9 +13,10 @@ import typer
 
 from echo_bus.clock import SystemClock
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import Config, Follow, RangeOptions, RunName, in_range
+from echo_ops.cli.options import Config, Follow, RunName, in_range
 from echo_ops.cli.output import err, remark
-from echo_ops.cli.ranges import going_on, history_of, nothing_selected, selection_of
+from echo_ops.cli.past import going_on, history_of, nothing_selected
+from echo_ops.ranges import RangeOptions, selection_of
 from echo_replay.history import Told
 from echo_replay.sinks import STREAM, at_original_pace, at_rate, is_whole, open_sink
 from echo_replay.sinks import replay as write_again

@@ -15,10 +15,11 @@ import typer
 from echo_bus.bus import Bus
 from echo_ops.cli.compare import lines_of
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import Config, RangeOptions, RewardPath, RunName, in_range
+from echo_ops.cli.options import Config, RewardPath, RunName, in_range
 from echo_ops.cli.output import out, remark
-from echo_ops.cli.ranges import history_of, nothing_selected, run_named, selection_of
+from echo_ops.cli.past import history_of, nothing_selected, run_named
 from echo_ops.cli.reward import run_now
+from echo_ops.ranges import RangeOptions, selection_of
 from echo_ops.rewards.comparison import compare_columns
 from echo_ops.rewards.recent import newest_rewards
 from echo_ops.rewards.weights import full_name

@@ -14,7 +14,7 @@ import typer
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config
 from echo_ops.cli.output import ExitCode
-from echo_ops.cli.ranges import parse_span
+from echo_ops.ranges import parse_span
 from echo_ops.rewards.weights import parse_weight
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import LEARNER, library_missing

@@ -14,7 +14,7 @@ from echo_bus.bus import Bus
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import AsJson, Config, Yes
 from echo_ops.cli.output import out, remark, shown_time
-from echo_ops.cli.ranges import run_named
+from echo_ops.cli.past import run_named
 from echo_ops.orders import give_order
 from echo_ops.runs.deletion import Remains, find_remains, remove
 from echo_ops.runs.listing import RunLine, Standing, find_run, read_runs

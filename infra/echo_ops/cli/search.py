@@ -11,10 +11,11 @@ from rich.text import Text
 
 from echo_bus.clock import SystemClock
 from echo_ops.cli.context import read_settings
-from echo_ops.cli.options import AsJson, Config, Exported, Follow, RangeOptions, RunName, in_range
+from echo_ops.cli.options import AsJson, Config, Exported, Follow, RunName, in_range
 from echo_ops.cli.output import err, out, remark
-from echo_ops.cli.ranges import going_on, history_of, past_of, selection_of
+from echo_ops.cli.past import going_on, history_of, past_of
 from echo_ops.harmless import harmless
+from echo_ops.ranges import RangeOptions, selection_of
 from echo_replay.history import Told
 from echo_replay.origin import became
 from echo_replay.searching import Hit, TextMatcher, TokenMatcher, parse_tokens

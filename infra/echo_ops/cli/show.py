@@ -17,9 +17,10 @@ from echo_ops.cli.context import read_settings
 from echo_ops.cli.lineage import show_line, show_step
 from echo_ops.cli.options import AsJson, Config, Exported, RunName
 from echo_ops.cli.output import out, remark
-from echo_ops.cli.ranges import history_of, parse_group, past_of
+from echo_ops.cli.past import history_of, past_of
 from echo_ops.harmless import harmless
 from echo_ops.painting import LEGENDS, Colour, Pieces, generated_places, paint, passages_of, tokenizer_of
+from echo_ops.ranges import parse_group
 from echo_replay.history import History, Told
 from echo_replay.origin import became, origin_of
 from echo_replay.selection import Fate, Groups, Offsets, Selection

@@ -15,10 +15,11 @@ from rich.table import Table as Screen
 
 from echo_bus.clock import SystemClock
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import Config, Exported, RangeOptions, RunName, in_range
+from echo_ops.cli.options import Config, Exported, RunName, in_range
 from echo_ops.cli.output import err, out, remark
-from echo_ops.cli.ranges import history_of, run_named, selection_of
+from echo_ops.cli.past import history_of, run_named
 from echo_ops.harmless import harmless
+from echo_ops.ranges import RangeOptions, selection_of
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import ANALYSIS, require_libraries
 

@@ -12,7 +12,7 @@ from echo_bus.bus import Bus
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.options import Config, RunName
 from echo_ops.cli.output import err, out, remark
-from echo_ops.cli.ranges import history_of, past_of
+from echo_ops.cli.past import history_of, past_of
 from echo_ops.painting import Pieces
 from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.server import ViewerServer

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echo_bus.clock import SystemClock
-from echo_ops.cli.options import RangeOptions
-from echo_ops.cli.ranges import selection_of
+from echo_ops.ranges import RangeOptions, selection_of
 from echo_ops.viewer.dropped import dropped_page
 from echo_ops.viewer.lineage import lineage_page
 from echo_ops.viewer.metrics import Frame

@@ -97,7 +97,7 @@ def test_every_page_of_an_export_is_that_of_the_log(tmp_path: Path) -> None:
 
 def test_the_commands_read_an_export_without_a_broker(sound: SoundRun, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, log = sound.pipeline.settings(), replace(sound.pipeline.bus, role="operator")
-    monkeypatch.setattr("echo_ops.cli.ranges.reach_bus", lambda _settings: log)
+    monkeypatch.setattr("echo_ops.cli.past.reach_bus", lambda _settings: log)
     for name in ("show", "lineage", "search"):
         monkeypatch.setattr(f"echo_ops.cli.{name}.read_settings", lambda _config: settings)
     for command in (["show", "demo/1"], ["show", "v3"], ["lineage", "v2"], ["search", "^c$", "--step", "1..2"], ["show", "0:3"]):

@@ -9,8 +9,8 @@ import pytest
 
 from echo_bus.clock import ManualClock
 from echo_memory.message import MemoryMessage
-from echo_ops.cli.ranges import parse_time
 from echo_ops.harmless import harmless
+from echo_ops.ranges import parse_time
 from echo_replay.reward_columns import RewardJoin
 from echo_replay.sinks import at_original_pace, at_rate
 from echo_schemas.codec import lock_file_codec

@@ -44,7 +44,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
     def begin(pipeline: Pipeline) -> None:
         for module in MODULES:
             monkeypatch.setattr(module, "read_settings", lambda _config: pipeline.settings())
-        for place in ("echo_ops.cli.ranges", "echo_ops.cli.replay"):
+        for place in ("echo_ops.cli.past", "echo_ops.cli.replay"):
             monkeypatch.setattr(f"{place}.reach_bus", lambda _settings: replace(pipeline.bus, role="operator"))
 
     return begin

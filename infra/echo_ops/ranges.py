@@ -1,28 +1,19 @@
-"""The options of a range of the past as a selection: one range, and filters."""
+"""A range of the past as somebody types it, and what it selects: one range, and filters."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
+from typing import Annotated, Literal
 
-from echo_bus.bus import Bus
-from echo_ops.cli.context import reach_bus
-from echo_ops.cli.options import RangeOptions
-from echo_replay.following import follow
-from echo_replay.history import History, Told, open_history
+import typer
+
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
 from echo_schemas.errors import UserError
 from echo_schemas.headers import number_of
-from echo_schemas.libraries import ANALYSIS, require_libraries
 from echo_schemas.records import Purpose
-from echo_settings import Settings
-from echo_settings.section import part_of_key
 
-# Longer than a batch takes to be trained: after this time a record is shown without its fate.
-_HOLD_S = 60.0
 _SPAN = re.compile(r"v?(\d{1,18})(?:\.\.v?(\d{1,18}))?")
 _OFFSETS = re.compile(r"(\d{1,9})[:@](\d{1,18})(?:\.\.(\d{1,18}))?")
 _AGO = re.compile(r"(\d{1,9}(?:\.\d+)?)(s|m|h|d)")
@@ -30,41 +21,29 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _GROUP = re.compile(r"(?:(?P<run>[A-Za-z0-9][A-Za-z0-9._-]*)/)?(?P<group>(?:eval-|probe-)?\d{1,18})")
 
 
-def history_of(bus: Bus, run_id: str) -> History:
-    """The past of a run. Raises UserError for a malformed name, and for an unknown run."""
-    return open_history(bus, run_named(run_id))
+Since = Annotated[
+    str, typer.Option(metavar="TIME", help="Written at this time or later: 2026-11-22T17:05:00 (UTC), or 90m, 2h or 3d for so long ago.")
+]
+Until = Annotated[str, typer.Option(metavar="TIME", help="Written at this time or before.")]
 
 
-def run_named(run_id: str) -> str:
-    """`run_id` as it is. Raises UserError if it cannot be the name of a run."""
-    try:
-        return part_of_key(run_id)
-    except ValueError:
-        raise UserError(
-            f"{run_id!r} is no name of a run.", hint="A run's name has letters, digits, '.', '_' and '-', and no slash; a group is demo/17."
-        ) from None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeOptions:
+    """Which records of the past, as the options were typed; empty where an option was not given."""
 
-
-def past_of(settings: Settings, run: str, export: Path | None) -> tuple[str, Callable[[], Bus]]:
-    """The name of the run, and a function that opens its past: the log, or a folder of `echoswarm export`. Raises UserError."""
-    if export is None:
-        return run or settings.run.name, partial(reach_bus, settings)
-    require_libraries("An export", "pyarrow", install=ANALYSIS)
-    from echo_replay.export.exported_log import bus_of
-    from echo_replay.export.manifest import open_export
-
-    home, manifest = open_export(export, run and run_named(run))
-    return manifest.run_id, partial(bus_of, home, manifest)
-
-
-def going_on(history: History, selection: Selection, *, by_time: bool = False) -> Iterator[Told]:
-    """The past, and then new records, each when its fate is known or after `_HOLD_S`. Ctrl-C ends it."""
-    yield from history.read(selection, by_time=by_time)
-    try:
-        yield from follow(history, selection, hold_s=_HOLD_S)
-    except KeyboardInterrupt:
-        # The caller finishes what it has read until now.
-        return
+    version: Annotated[str, typer.Option(metavar="A..B", help="Trajectories with a token of one of these versions.")] = ""
+    step: Annotated[str, typer.Option(metavar="A..B", help="Trajectories that were trained in these steps.")] = ""
+    offsets: Annotated[list[str] | None, typer.Option(metavar="P:A..B", help="Offsets of a partition of trajectories; repeatable.")] = None
+    since: Since = ""
+    until: Until = ""
+    groups: Annotated[list[str] | None, typer.Option("--group", metavar="GROUP", help="A group, such as demo/17 or 17; repeatable.")] = None
+    worker: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this worker.")] = ""
+    task: Annotated[str, typer.Option(metavar="NAME", help="Only samples of this task.")] = ""
+    purpose: Annotated[Literal["", "train", "eval", "probe"], typer.Option(help="Only samples with this purpose.")] = ""
+    fate: Annotated[
+        Literal["", "trained", "dropped", "dead", "evaluated", "probed", "open"], typer.Option(help="Only samples with this fate.")
+    ] = ""
+    sample: Annotated[int | None, typer.Option(min=0, help="Only this member of each group.")] = None
 
 
 def selection_of(options: RangeOptions, run_id: str, now_ms: int) -> Selection:
@@ -87,11 +66,6 @@ def selection_of(options: RangeOptions, run_id: str, now_ms: int) -> Selection:
         fates=frozenset({Fate(options.fate)}) if options.fate else frozenset(),
         sample=options.sample,
     )
-
-
-def nothing_selected() -> UserError:
-    """The error of a command whose range holds no record."""
-    return UserError("Nothing in the log is what was asked for.", hint="Ask for a wider range, or leave a filter out.")
 
 
 def parse_span(text: str, option: str) -> tuple[int, int]:
