@@ -73,7 +73,8 @@ class Standstills:
         lines = [line for line in view.pool.lines(recent=True) if line.state is not WorkerState.GONE]
         installed = [line.version for line in lines if line.version is not None]
         behind = [line for line in lines if line.version is None or line.version < published]
-        still_s = self._still_s("weights", sum(installed) + len(installed), now_s, has_work=len(behind) == len(lines) > 0)
+        has_work = published >= 0 and len(behind) == len(lines) > 0
+        still_s = self._still_s("weights", sum(installed) + len(installed), now_s, has_work=has_work)
         if still_s is not None:
             versions = ", ".join(f"{line.worker_id} has {'none' if line.version is None else f'v{line.version}'}" for line in behind[:3])
             yield (

@@ -58,6 +58,13 @@ def test_weights_that_no_worker_installs_and_a_silent_learner_are_told() -> None
     assert not [line for _, line in lines_over(view, 21) if "installed" in line]
 
 
+def test_workers_are_not_told_of_before_there_are_weights() -> None:
+    view = empty_view()
+    view.apply(status("worker-0", 1.0))
+    view.apply(replace(example(PROGRESS, Progress), published=-1, version=0))
+    assert not [line for _, line in lines_over(view, 21) if "installed" in line]
+
+
 def test_what_a_role_says_of_itself_is_shown_once_a_minute() -> None:
     view = empty_view()
     view.notices = {"reward-0": {"event loop": "It is held up."}}
