@@ -143,6 +143,8 @@ class Fates:
         self._records, self._groups = _Drops(), _Drops()
         self._record_seqs = array("q")
         self._dead: set[int] = set()
+        # Behind the sample that was found last: readers mostly ask in the order of the log, and searching takes three times as long.
+        self._next = 0
 
     def add_steps(self, steps: Sequence[Step]) -> None:
         """Add steps, which follow the earlier ones."""
@@ -178,8 +180,11 @@ class Fates:
         """The fate of the record at (partition, offset). `purpose` and `seq`: as in the record; None if it is unreadable."""
         with self._lock:
             code = place_code(partition, offset)
-            at = int(self._codes.searchsorted(code))
-            if at < len(self._codes) and self._codes[at] == code:
+            at, codes = self._next, self._codes
+            if at >= len(codes) or codes[at] != code:
+                at = int(codes.searchsorted(code))
+            if at < len(codes) and codes[at] == code:
+                self._next = at + 1
                 return BookEntry(fate=Fate.TRAINED, step=int(self._versions[at]), advantage=float(self._advantages[at]))
             if (drop := self._records.find(code, of_group=False)) is not None:
                 return BookEntry(fate=Fate.DROPPED, drop=drop)

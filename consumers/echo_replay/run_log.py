@@ -43,6 +43,8 @@ Goal = dict[tuple[str, int], int]
 READ_S = 600.0
 # Longer than any transaction may stay open.
 _SETTLE_S = 70.0
+# The same for an export: the next one adds the drops.
+_LOOK_S = 3.0
 _READ_AT_ONCE = 1_000
 # Reasons of refusals that other settings would not give.
 _REFUSED = frozenset(reason.value.encode() for reason in (InvalidReason.NOT_ASKED, InvalidReason.BAD_SIGNATURE))
@@ -232,6 +234,17 @@ class DropsFollower:
     def close(self) -> None:
         """Close the client."""
         self._reader.close()
+
+
+def read_drops(bus: Bus, run_id: str) -> tuple[list[Drop], list[str]]:
+    """The drops of a run, and why some are unknown, a sentence each. Raises TransportError."""
+    drops: list[Drop] = []
+    with closing(DropsFollower(bus, RunLog(run_id))) as follower:
+        try:
+            drops.extend(follower.each(None, _LOOK_S))
+        except DeadlineExceeded:
+            return drops, ["a transaction on drops is open: the next export adds its drops"]
+    return drops, []
 
 
 def _read_asked(bus: Bus, log: RunLog) -> None:

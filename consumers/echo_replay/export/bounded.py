@@ -19,11 +19,11 @@ from echo_replay.export.columns import (
     trajectories_table,
     workers_table,
 )
-from echo_replay.export.exporter import read_drops
 from echo_replay.export.layout import Slot, Table
 from echo_replay.export.manifest import ExportedFile, ExportManifest
 from echo_replay.export.table_file import write_whole
 from echo_replay.history import History, Told
+from echo_replay.run_log import read_drops
 from echo_schemas.errors import UserError
 from echo_schemas.records import WorkerStatus
 from echo_schemas.topics import WORKERS

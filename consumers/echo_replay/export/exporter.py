@@ -6,9 +6,9 @@
     trajectories [end of last time, now) ─▶ trajectories
 
 Order of reading: books, records, then the end of `rewards`, then the end of `trajectories`. So a trajectory is exported no later than its
-step and its rewards; the next export adds later ones. The manifest is committed after each partition: after a kill the next export goes on
-from the last commit. Memory: the books, the new rewards of one partition (22 bytes each), and some 32 MB for each bucket of versions in one
-stride. Threads: the caller's, and one that writes (`writing`).
+step and its rewards; the next export adds later ones. The manifest is committed after each partition, once its files are written: after a
+kill the next export goes on from the last commit. Memory: the books, the new rewards of one partition (22 bytes each), and some 32 MB for
+each bucket of versions in one stride. Threads: the caller's, and one that writes (`writing`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from echo_bus.bus import Bus
 from echo_bus.client.cluster import RawMessage
-from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import raw_headers
 from echo_learner.commit.session import identities
 from echo_replay.export.columns import (
@@ -58,7 +57,7 @@ from echo_replay.export.writing import Writing
 from echo_replay.history import History, Told, open_history
 from echo_replay.raw_log import RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
-from echo_replay.run_log import DropsFollower, RunLog
+from echo_replay.run_log import read_drops
 from echo_replay.selection import Offsets, Selection
 from echo_runtime.garbage import seldom_collected
 from echo_schemas.errors import EchoError, InvalidRecord, UserError
@@ -70,8 +69,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# How long to wait for an open transaction on drops; the next export adds its drops.
-_SETTLE_S = 3.0
 # A long export commits so often: a kill loses no more.
 _COMMIT_S = 30.0
 # Records that become Arrow columns at once: enough to hide the cost of a call, few enough for long trajectories.
@@ -130,21 +127,11 @@ def _export(bus: Bus, run_id: str, home: Path, stride: int) -> Exported:
         for number in range(trajectories.num_partitions):
             export.write_partition(number, rewards, (trajectories.lows[number], trajectories.ends[number]))
         export.write_newest(bus.newest(WORKERS, WorkerStatus))
+        export.end_partition()
         export.commit(always=known is None)
         done = export.done()
     remove_leftovers(home, done.manifest)
     return done
-
-
-def read_drops(bus: Bus, run_id: str) -> tuple[list[Drop], list[str]]:
-    """The drops of a run, and why some are unknown, a sentence each. Raises TransportError."""
-    drops: list[Drop] = []
-    with closing(DropsFollower(bus, RunLog(run_id))) as follower:
-        try:
-            drops.extend(follower.each(None, _SETTLE_S))
-        except DeadlineExceeded:
-            return drops, ["a transaction on drops is open: the next export adds its drops"]
-    return drops, []
 
 
 class _Export:
@@ -161,6 +148,8 @@ class _Export:
         self._num_new = self._num_updated = self._num_files = 0
         # Written files of rewards that are not to be committed yet.
         self._judged: list[ExportedFile] = []
+        # The partition whose last files are being written, and what is exported of it then, by topic.
+        self._ending: tuple[int, dict[str, tuple[int, int]]] | None = None
         self._committed_s = bus.clock.monotonic_s()
 
     def write_books(self, drops: list[Drop]) -> None:
@@ -200,10 +189,11 @@ class _Export:
             self._keep(write_whole(self._home, slot, table))
 
     def write_partition(self, number: int, rewards: RawLog, bounds: tuple[int, int]) -> None:
-        """Write the new trajectories and rewards of one partition, then update its earlier rows."""
+        """Write the new trajectories and rewards of one partition, then update its earlier rows. `end_partition` commits it."""
         low, end = bounds
         begun, start = self._range(TRAJECTORIES.name, number, low, end)
         columns = self._take_rewards(number, rewards, end)
+        self.end_partition()
         self._names = choose_names(self._names, columns.names)
         news = News(partition=number, fates=self._history.fates, rewards=columns, names=self._names)
         written: set[Slot] = set()
@@ -214,14 +204,24 @@ class _Export:
             self._ranges.setdefault(TRAJECTORIES.name, {})[number] = (begun, min(first + self._manifest.stride, end))
             self.commit(only_if_due=True)
         self._refresh_rest(number, news, written)
+        ranges = {TRAJECTORIES.name: (begun, end)}
+        if number in rewards.ends:
+            last = rewards.ends[number]
+            ranges[REWARDS.name] = (self._range(REWARDS.name, number, rewards.lows[number], last)[0], last)
+        self._ending = number, ranges
+
+    def end_partition(self) -> None:
+        """Commit the partition that was written last. Called late: its last files are written while the next one's rewards are read."""
+        if self._ending is None:
+            return
+        (number, ranges), self._ending = self._ending, None
         self._collect()
         for file in self._judged:
-            self._keep(file)
-        self._judged.clear()
-        self._ranges.setdefault(TRAJECTORIES.name, {})[number] = (begun, end)
-        if number in rewards.ends:
-            first_reward = self._range(REWARDS.name, number, rewards.lows[number], rewards.ends[number])[0]
-            self._ranges.setdefault(REWARDS.name, {})[number] = (first_reward, rewards.ends[number])
+            if file.slot.partition == number:
+                self._keep(file)
+        self._judged = [file for file in self._judged if file.slot.partition != number]
+        for topic, found in ranges.items():
+            self._ranges.setdefault(topic, {})[number] = found
         self.commit()
 
     def commit(self, *, only_if_due: bool = False, always: bool = False) -> None:
@@ -340,17 +340,18 @@ class _Export:
 
     def _by_slot(self, number: int, first: int, told: Iterable[Told]) -> Iterator[tuple[Slot, list[Told]]]:
         """Batches of one slot each, every slot in the order of the log."""
-        waiting: dict[Slot, list[Told]] = {}
-        num_bytes: dict[Slot, int] = {}
+        slot, width = Slot(Table.TRAJECTORIES, number, first), self._manifest.bucket
+        waiting: dict[int | None, list[Told]] = {}
+        num_bytes: dict[int | None, int] = {}
         for each in told:
-            version = None if each.trajectory is None else each.trajectory.max_version
-            slot = Slot(Table.TRAJECTORIES, number, first, bucket_of(version, self._manifest.bucket))
-            waiting.setdefault(slot, []).append(each)
-            num_bytes[slot] = num_bytes.get(slot, 0) + len(each.raw.value() or b"")
-            if len(waiting[slot]) >= _ROWS_AT_ONCE or num_bytes[slot] >= _BYTES_AT_ONCE:
-                yield slot, waiting.pop(slot)
-                num_bytes.pop(slot)
-        yield from waiting.items()
+            version = None if each.trajectory is None else each.trajectory.max_version // width * width
+            mine = waiting.setdefault(version, [])
+            mine.append(each)
+            num_bytes[version] = num_bytes.get(version, 0) + len(each.raw.value() or b"")
+            if len(mine) >= _ROWS_AT_ONCE or num_bytes[version] >= _BYTES_AT_ONCE:
+                yield replace(slot, bucket=bucket_of(version, width)), waiting.pop(version)
+                num_bytes.pop(version)
+        yield from ((replace(slot, bucket=bucket_of(version, width)), mine) for version, mine in waiting.items())
 
     def _begin(self, slot: Slot, news: News) -> tuple[StagedFile, Any]:
         """The new file of a slot, with the updated rows of the old one."""
