@@ -12,12 +12,15 @@ Threads: any; a lock keeps lines whole.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
+from echo_bus.bus import Bus
+from echo_bus.client.kafka_errors import translated
 from echo_schemas.records import Coordinates
 
 MAX_DEATHS = 3
@@ -29,6 +32,16 @@ ALONE_FROM = 2
 _MOST_LINES = 20_000
 
 _Place = tuple[int, int]
+_METADATA_S = 30.0
+
+
+def journals_folder(bus: Bus, run_id: str) -> Path:
+    """The folder of the journals of a run's workers on this machine; another cluster has other records at the same offsets. Raises
+    TransportError."""
+    with translated(bus.client_id):
+        cluster = str(bus.cluster.admin().list_topics(timeout=_METADATA_S).cluster_id or "unnamed")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "echoswarm"
+    return cache / "workers" / cluster / bus.namespace.name / run_id
 
 
 class CrashJournal:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable
@@ -18,12 +17,11 @@ from pathlib import Path
 
 from echo_bus.blobs.transfer import BlobReader
 from echo_bus.bus import Bus
-from echo_bus.client.kafka_errors import translated
 from echo_rollout.engines.catalogue import open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.feeder import Feeder
 from echo_rollout.joining import Namesake
-from echo_rollout.journal import CrashJournal
+from echo_rollout.journal import CrashJournal, journals_folder
 from echo_rollout.metrics import FeederMetrics, WorkerMetrics
 from echo_rollout.snapshot_folders import snapshot_folder
 from echo_rollout.weights.deltas import DeltaSource
@@ -47,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 # Assumed size of an adapter; it decides only whether shared memory is used.
 _ADAPTER_BYTES = 256 << 20
-_METADATA_S = 30.0
 
 
 def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
@@ -68,7 +65,8 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
     check_positions(base, settings.policy.max_length)
     with ExitStack() as stack:
         folder = stack.enter_context(snapshot_folder(_snapshot_bytes(settings, base)))
-        journal = stack.enter_context(closing(CrashJournal(journal_path(settings, worker_id, cluster_id(process.bus)))))
+        journals = journals_folder(process.bus, settings.run.name)
+        journal = stack.enter_context(closing(CrashJournal(journals / f"{worker_id}.journal")))
         reader = stack.enter_context(closing(process.bus.blob_reader()))
         reader.warm(WEIGHT_CHUNKS)
         importing.join()
@@ -152,19 +150,6 @@ def _snapshot_bytes(settings: Settings, base: Path) -> int:
     if settings.policy.update != "full":
         return _ADAPTER_BYTES
     return sum(path.stat().st_size for path in base.glob("*.safetensors"))
-
-
-def journal_path(settings: Settings, worker_id: str, cluster: str) -> Path:
-    """The file of a worker's journal on this machine, by cluster (another one has other records at the same offsets), namespace, run and
-    worker."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "echoswarm"
-    return cache / "workers" / cluster / settings.kafka.namespace / settings.run.name / f"{worker_id}.journal"
-
-
-def cluster_id(bus: Bus) -> str:
-    """The cluster's id. Raises TransportError."""
-    with translated(bus.client_id):
-        return str(bus.cluster.admin().list_topics(timeout=_METADATA_S).cluster_id or "unnamed")
 
 
 def run_feeder(process: RoleProcess) -> None:

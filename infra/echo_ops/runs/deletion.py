@@ -23,6 +23,7 @@ from echo_learner.commit.checkpoint import CheckpointStore
 from echo_ops.groups import groups_with_members
 from echo_ops.topic_admin import TopicAdmin
 from echo_replay.raw_log import RawLog
+from echo_rollout.journal import journals_folder
 from echo_schemas.errors import UserError
 from echo_schemas.headers import RUN
 from echo_schemas.topic_files import load_topic_specs
@@ -54,7 +55,9 @@ def find_remains(bus: Bus, run_id: str, folder: Path, *, is_alone: bool) -> Rema
     members = {name: busy for name, busy in groups_with_members(bus.cluster).items() if name.startswith(prefix)} if is_alone else {}
     if working := sorted(name for name, is_busy in members.items() if is_busy):
         raise UserError(f"The group {working[0]} still has members.", hint="End workers and reward processes first. Nothing was removed.")
-    paths = tuple(_paths_of(bus, run_id, folder))
+    # A run of the same name begins at the same offsets: what its workers died of is not this one's.
+    journals = journals_folder(bus, run_id)
+    paths = (*_paths_of(bus, run_id, folder), *([journals] if journals.exists() else []))
     return Remains(
         run_id=run_id,
         topics=tuple(TopicAdmin(bus.cluster, bus.namespace).existing()) if is_alone else (),

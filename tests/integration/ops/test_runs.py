@@ -17,6 +17,7 @@ from echo_bus.message import raw_headers
 from echo_ops.runs import deletion
 from echo_ops.runs.listing import read_runs
 from echo_replay.raw_log import RawLog
+from echo_rollout.journal import CrashJournal, journals_folder
 from echo_runtime.opening import open_bus
 from echo_schemas.headers import RUN
 from echo_schemas.naming import Namespace
@@ -105,7 +106,7 @@ def test_a_run_is_paused_stopped_and_let_go_on_by_orders_in_the_log(shell: Shell
 
 
 def test_a_run_that_is_alone_is_removed_without_a_trace(
-    shell: Shell, bus: Bus, kafka_bootstrap: str, namespace: Namespace, tmp_path: Path
+    shell: Shell, bus: Bus, kafka_bootstrap: str, namespace: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(bus, "demo", heard_ms=bus.clock.time_ms() + ALIVE_MS)
     assert "Stop it first" in shell("runs", "delete", "demo", "--yes").stderr
@@ -116,14 +117,20 @@ def test_a_run_that_is_alone_is_removed_without_a_trace(
     folder = tmp_path / "runs" / "demo"
     (folder / "logs").mkdir(parents=True)
     (folder / "logs" / "learner.log").write_text("x")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shell.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    journals = journals_folder(bus, "demo")
+    CrashJournal(journals / "w1.journal").close()
     said = shell("runs", "delete", "demo")
     assert "Nothing was removed" in said.stdout, said
+    assert journals.exists()
     assert namespace.group("worker") in said.stdout
     assert len(topics_of(kafka_bootstrap, namespace)) == 26
     done = shell("runs", "delete", "demo", "--yes")
     assert done.returncode == 0, done.stderr
     assert topics_of(kafka_bootstrap, namespace) == []
     assert not folder.exists()
+    assert not journals.exists()
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
     groups = admin.list_consumer_groups(request_timeout=WAIT_S).result().valid
     assert not [group.group_id for group in groups if group.group_id.startswith(f"{namespace.name}.")]
