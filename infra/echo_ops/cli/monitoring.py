@@ -31,4 +31,8 @@ def render_files(
         raise UserError(f"{into} cannot be written: {exc.strerror or exc}.", hint="Name another folder with --into.") from exc
     for path in written:
         out.print(str(path), markup=False)
+    for folder in folders:
+        processes = folder / "processes"
+        there = "" if processes.is_dir() else ": not there yet; another run's with --config FILE or --run FOLDER"
+        out.print(f"Prometheus finds the processes that are in {processes}{there}.", markup=False)
     out.print(f"Start it: prometheus --config.file={into / 'prometheus.yml'}; Grafana imports the JSON files. docs/monitoring.md has more.")

@@ -141,3 +141,11 @@ def test_a_kafka_that_runs_on_other_ports_is_not_the_one_asked_for(monkeypatch: 
     monkeypatch.setattr(EmbeddedState, "running", lambda state: state.processes)
     assert "with other ports is running at 127.0.0.1:9092" in refused("kafka", "up", "--port", "9093")
     assert CliRunner().invoke(app, ["kafka", "up", "--port", "9092"]).exit_code == 0
+
+
+def test_dashboards_of_a_run_that_is_not_there_say_where_they_look(here: Path) -> None:
+    (here / "runs" / "a" / "processes").mkdir(parents=True)
+    found = CliRunner().invoke(app, ["monitoring", "render", "--run", "runs/a", "--run", "runs/b"])
+    assert found.exit_code == 0, found.output
+    assert "Prometheus finds the processes that are in runs/a/processes.\n" in found.output
+    assert "runs/b/processes: not there yet; another run's with --config FILE or --run FOLDER." in found.output
