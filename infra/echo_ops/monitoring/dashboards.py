@@ -266,9 +266,7 @@ def as_grafana(dashboard: Dashboard) -> dict[str, Any]:
         "timezone": "",
         "templating": {"list": list(_variables())},
         "annotations": {"list": []},
-        "links": [
-            {"type": "dashboards", "title": "EchoSwarm", "tags": ["echoswarm"], "asDropdown": True, "includeVars": True, "keepTime": True}
-        ],
+        "links": [_LINK],
         "panels": [{"id": number, **panel} for number, panel in enumerate(_panels(dashboard), start=1)],
     }
 
@@ -312,3 +310,15 @@ def _panels(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
 
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+# Every field that Grafana's schema demands of a link.
+_LINK = {
+    "type": "dashboards",
+    "title": "EchoSwarm",
+    "tags": ["echoswarm"],
+    "asDropdown": True,
+    "includeVars": True,
+    "keepTime": True,
+    "targetBlank": False,
+    "icon": "",
+    "tooltip": "",
+}

@@ -145,6 +145,7 @@ def test_files_are_written_that_prometheus_and_grafana_load(tmp_path: Path) -> N
 def test_a_dashboard_asks_only_for_the_run_that_was_chosen(dashboard: Any) -> None:
     made = json.loads(json.dumps(as_grafana(dashboard)))
     assert [variable["name"] for variable in made["templating"]["list"]] == ["datasource", "namespace", "run"]
+    assert {"icon", "targetBlank", "tooltip"} < set(made["links"][0]), "Grafana's schema (@grafana/schema, DashboardLink) demands them"
     panels = [panel for panel in made["panels"] if panel["type"] != "row"]
     assert len({panel["id"] for panel in made["panels"]}) == len(made["panels"])
     for panel in panels:
