@@ -66,20 +66,17 @@ class TopicAdmin:
 
     def short_of_replicas(self) -> int:
         """How many partitions of the namespace have a replica that is not in sync: its broker is down, or behind."""
-        topics = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
+        topics = self._topics()
         partitions = [part for name in self.wanted() if name in topics for part in topics[name].partitions.values()]
         return sum(len(part.isrs) < len(part.replicas) for part in partitions)
 
     def existing(self) -> list[str]:
         """Topics of the files that the cluster has."""
-        names = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
-        return sorted(name for name in self.wanted() if name in names)
+        return sorted(self.wanted().keys() & self._topics().keys())
 
     def strangers(self) -> list[str]:
         """Topics below the namespace that no file describes."""
-        names = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
-        wanted = self.wanted()
-        return sorted(name for name in names if name.startswith(f"{self._namespace.name}.") and name not in wanted)
+        return sorted(name for name in self._topics().keys() - self.wanted().keys() if name.startswith(f"{self._namespace.name}."))
 
     def apply(self, plan: Plan) -> None:
         """Do every step that is not refused, and wait until the brokers know the new topics.
@@ -104,7 +101,7 @@ class TopicAdmin:
         """Wait until the brokers know every topic with so many partitions, each with a leader: the controller knows them earlier."""
         deadline = Deadline.after(_TOLD_S)
         while counts:
-            known = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
+            known = self._topics()
             untold = [name for name, count in counts.items() if not _is_led(known.get(name), count)]
             if not untold:
                 return
@@ -126,6 +123,11 @@ class TopicAdmin:
             entries = self._ask(future.result)
             configs[resource.name] = {entry.name: entry.value for entry in entries.values() if not entry.is_default}
         return configs
+
+    def _topics(self) -> dict[str, Any]:
+        """The metadata of every topic of the cluster, by name."""
+        topics: dict[str, Any] = self._ask(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
+        return topics
 
     def _done(self, futures: dict[Any, Future[None]]) -> None:
         for future in futures.values():

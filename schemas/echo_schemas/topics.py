@@ -32,6 +32,8 @@ from echo_schemas.records import (
 )
 
 KeyFunction = Callable[[Any], str]
+OWN_APPLICATION = "main"
+"""The name of a run's own reward application; others are attached."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from echo_bus.client.kafka_errors import translated
 from echo_runtime.process import RoleProcess
 from echo_schemas.errors import UserError
 from echo_schemas.records import MissingRewards, Progress
-from echo_schemas.topics import PROGRESS, REWARDS, TRAJECTORIES, attachment_key
+from echo_schemas.topics import OWN_APPLICATION, PROGRESS, REWARDS, TRAJECTORIES, attachment_key
 from echo_settings import Settings
 from echo_settings.rules import evaluation_specs
 from echo_streams.application_run import ApplicationRun, Beside
@@ -25,8 +25,6 @@ from echo_streams.scoring import Attached, RewardChoice
 from echo_tasks.catalogue import load_reward
 
 logger = logging.getLogger(__name__)
-OWN_APPLICATION = "main"
-"""The name of the run's own application."""
 _ASK_S = 15.0
 
 

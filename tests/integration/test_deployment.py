@@ -27,11 +27,10 @@ from echo_ops.monitoring.rendering import render
 from echo_ops.roles import ROLES, Role
 from echo_ops.topic_rendering import TopicFormat, kafka_users, render_topics
 from echo_schemas.naming import Namespace
-from echo_schemas.topics import TRAJECTORIES
+from echo_schemas.topics import OWN_APPLICATION, TRAJECTORIES
 from echo_settings import Settings, load_settings
 from echo_settings.kinds import settings_of_kind
 from echo_streams.metrics import CoordinatorMetrics
-from echo_streams.run import OWN_APPLICATION
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "infra" / "deploy"

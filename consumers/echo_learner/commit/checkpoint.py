@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from echo_learner.commit.ancestry import Relation, comes_from, relations
-from echo_learner.commit.fsync import sync, sync_tree
+from echo_learner.commit.fsync import sync, sync_parents, sync_tree
 from echo_learner.commit.learner_state import LearnerState, from_json, to_json, version_of
 from echo_learner.commit.snapshot import SnapshotFiles, copy_snapshot, read_snapshot
 from echo_schemas.codec import Codec
@@ -167,10 +167,7 @@ class CheckpointStore:
                 f"The checkpoint folder {self._folder} cannot be made durable: {exc.strerror or exc}.",
                 hint="Mend the disk, or set [checkpoint] folder to one that can be written.",
             ) from exc
-        for folder in self._folder.parents:
-            # Skip parent folders that we may not open: we did not create them. Not every file system lets its root be synced.
-            with suppress(OSError):
-                sync(folder)
+        sync_parents(self._folder)
 
     def ids(self) -> tuple[str, ...]:
         """All whole checkpoints, of any session."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -11,6 +12,14 @@ def sync_tree(folder: Path) -> None:
     for path in folder.rglob("*"):
         sync(path)
     sync(folder)
+
+
+def sync_parents(path: Path) -> None:
+    """Force the lists of names of all folders above `path` onto the disk."""
+    for folder in path.parents:
+        # Skip folders that we may not open: we did not create them. Not every file system lets its root be synced.
+        with suppress(OSError):
+            sync(folder)
 
 
 def sync(path: Path) -> None:

@@ -19,6 +19,7 @@ from confluent_kafka.admin import ConfigResource, ResourceType
 from echo_bus.bus import Bus
 from echo_bus.client.kafka_errors import translate
 from echo_bus.errors import NotAuthorized
+from echo_core.needs.memory import ITEM_BYTES
 from echo_learner.commit.store import SnapshotStore
 from echo_schemas.errors import UserError
 from echo_schemas.topics import WEIGHT_CHUNKS
@@ -32,7 +33,6 @@ _GIB = 1 << 30
 # While a snapshot is written the one before must stay readable, and both may lie on one partition.
 _KEPT_AT_ONCE = 2
 _ASK_S = 30.0
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2}
 _HEADER_LENGTH = struct.Struct("<Q")
 
 
@@ -103,7 +103,7 @@ def expected_bytes(settings: Settings) -> int:
     """About the size of the run's snapshots: the base model in the run's precision; 0 for adapters, which are small."""
     if settings.policy.update != "full":
         return 0
-    return sum(map(_num_elements, resolve_base(settings.policy.base).glob("*.safetensors"))) * _ITEM_BYTES[settings.policy.dtype]
+    return sum(map(_num_elements, resolve_base(settings.policy.base).glob("*.safetensors"))) * ITEM_BYTES[settings.policy.dtype]
 
 
 def _num_elements(path: Path) -> int:

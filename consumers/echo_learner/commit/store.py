@@ -12,10 +12,9 @@ import logging
 import secrets
 import shutil
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
-from echo_learner.commit.fsync import sync, sync_tree
+from echo_learner.commit.fsync import sync_parents, sync_tree
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightManifest
@@ -121,10 +120,7 @@ def _write_local(snapshot: SnapshotFiles, folder: Path) -> None:
     except BaseException:  # an interrupt, too, must leave no half-written snapshot
         shutil.rmtree(staging, ignore_errors=True)
         raise
-    for parent in folder.parents:
-        # Skip parent folders that we may not open: we did not create them.
-        with suppress(OSError):
-            sync(parent)
+    sync_parents(folder)
 
 
 def still_stored(manifests: Iterable[WeightManifest]) -> set[int]:

@@ -35,10 +35,9 @@ from echo_ops.rewards.trial import Trial, try_reward
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
 from echo_schemas.errors import UserError
 from echo_schemas.records import Reward, RewardAttachment, RewardOutcome
-from echo_schemas.topics import REWARDS
+from echo_schemas.topics import OWN_APPLICATION, REWARDS
 from echo_settings import Settings
 from echo_streams.beginning import Since, as_time, num_between, offsets_of, parse_beginning, positions_of
-from echo_streams.run import OWN_APPLICATION
 from echo_streams.run import attach as load_attached
 
 _TRIED = 16

@@ -41,7 +41,7 @@ from echo_ops.supervisor.plan import plan_children
 from echo_runtime.opening import open_bus
 from echo_schemas.errors import UserError
 from echo_schemas.records import Eval, EvaluationOrder, Purpose, Reward, Trajectory
-from echo_schemas.topics import EVALS, REWARDS, TRAJECTORIES
+from echo_schemas.topics import EVALS, OWN_APPLICATION, REWARDS, TRAJECTORIES
 from echo_settings import Settings
 from echo_settings.evaluation import EvalSettings, check_evaluations
 
@@ -50,7 +50,7 @@ _LOOK_S = 0.5
 _READ_S = 0.2
 _PATIENCE_S = 20.0
 # The roles that answer an evaluation, and the group of each, whose members show that one runs already.
-_GROUPS = {Role.WORKER: ("worker",), Role.REWARD: ("reward", "main")}
+_GROUPS = {Role.WORKER: ("worker",), Role.REWARD: ("reward", OWN_APPLICATION)}
 
 
 def evaluate(

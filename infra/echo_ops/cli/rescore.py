@@ -34,7 +34,7 @@ from echo_replay.rescoring.team import Team
 from echo_replay.selection import Selection
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import ANALYSIS, require_libraries
-from echo_schemas.topics import REWARDS
+from echo_schemas.topics import OWN_APPLICATION, REWARDS
 from echo_settings import Settings
 from echo_streams.run import all_rewards
 from echo_streams.run import attach as load_attached
@@ -204,9 +204,11 @@ def _require_free(name: str, settings: Settings, bus: Bus, given: Mapping[tuple[
         for each in order.attachment.rewards
     }
     ours = (RESCORE, UNREPEATABLE)
-    by = next((application or "main" for application, each in given if each == name and application not in ours), attached.get(name, ""))
+    by = next(
+        (application or OWN_APPLICATION for application, each in given if each == name and application not in ours), attached.get(name, "")
+    )
     if name in all_rewards(settings) or name in {term.name for term in now.terms}:
-        by = by or "main"
+        by = by or OWN_APPLICATION
     hint = f"Give it another one: --name {name.rpartition(':')[2]}-{version}."
     if by:
         raise UserError(f"The name {name!r} is taken: the application {by!r} gives it, and the first value of a name counts.", hint=hint)

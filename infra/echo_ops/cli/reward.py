@@ -27,12 +27,12 @@ from echo_ops.orders import give_order
 from echo_ops.rewards.recent import recent_trajectories
 from echo_ops.rewards.template import write_template
 from echo_ops.rewards.trial import Trial, try_reward
-from echo_ops.rewards.watch import OWN_APPLICATION, Heard, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
+from echo_ops.rewards.watch import Heard, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
 from echo_ops.rewards.weights import Missing, full_name, listed, parse_missing, parse_weight, policy_of, terms_in_force, with_weight
 from echo_replay.run_log import unknown_run
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, Progress, Reward, RewardAttachment, RewardControl, RewardTerm, Run
-from echo_schemas.topics import PROGRESS, RUNS, attachment_key
+from echo_schemas.topics import OWN_APPLICATION, PROGRESS, RUNS, attachment_key
 from echo_settings import Settings
 from echo_streams.run import attach as load_attached
 

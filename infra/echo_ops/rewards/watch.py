@@ -28,9 +28,8 @@ from echo_ops.rewards.weights import policy_of
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
 from echo_schemas.headers import oldest_version
 from echo_schemas.records import Control, Reward, RewardAttachment, RewardOutcome, RewardTerm
-from echo_schemas.topics import REWARDS, TRAJECTORIES
+from echo_schemas.topics import OWN_APPLICATION, REWARDS, TRAJECTORIES
 
-OWN_APPLICATION = "main"
 _READ_S = 15.0
 _PEEK_S = 1.0
 # How many values the shown mean is of.
