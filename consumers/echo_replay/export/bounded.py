@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from echo_bus.clock import Deadline
 from echo_replay.export.columns import (
@@ -29,6 +31,18 @@ from echo_schemas.records import WorkerStatus
 from echo_schemas.topics import WORKERS
 
 _ROWS_AT_ONCE = 1_000
+
+
+@contextmanager
+def folder_of_part() -> Iterator[Path]:
+    """An empty folder for `load_part`, removed at the end of the block. Raises UserError if the disk refuses what is written there."""
+    try:
+        with TemporaryDirectory(prefix="echoswarm-sql-") as folder:
+            yield Path(folder)
+    except OSError as exc:
+        raise UserError(
+            f"The records cannot be written to a temporary folder ({exc.strerror or exc}).", hint="Set TMPDIR to a disk with room."
+        ) from exc
 
 
 def load_part(history: History, told: Iterator[Told], most: int, home: Path, deadline: Deadline | None = None) -> ExportManifest:

@@ -6,7 +6,6 @@ import csv
 import json
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -61,22 +60,18 @@ def sql(
 def _ask_the_log(
     config: Path | None, question: str, options: RangeOptions, *, run: str, most: int, timeout_s: float, limit: int
 ) -> Answer:  # fmt: skip
-    from echo_replay.export.bounded import load_part
-    from echo_replay.export.queries import ask
+    from echo_replay.export.bounded import folder_of_part, load_part
+    from echo_replay.export.queries import ask, check_question
 
+    check_question(question)
     settings = read_settings(config)
     run_id = run or settings.run.name
     selection = selection_of(options, run_id, SystemClock().time_ms())
-    try:
-        with TemporaryDirectory(prefix="echoswarm-sql-") as folder:
-            with history_of(reach_bus(settings), run_id) as history:
-                manifest = load_part(history, history.read(selection), most, Path(folder))
-                remark("missing", history.missing)
-            return ask(Path(folder), manifest, question, timeout_s=timeout_s, limit=limit)
-    except OSError as exc:
-        raise UserError(
-            f"The records cannot be written to a temporary folder ({exc.strerror or exc}).", hint="Set TMPDIR to a disk with room."
-        ) from exc
+    with folder_of_part() as folder:
+        with history_of(reach_bus(settings), run_id) as history:
+            manifest = load_part(history, history.read(selection), most, folder)
+            remark("missing", history.missing)
+        return ask(folder, manifest, question, timeout_s=timeout_s, limit=limit)
 
 
 def _show(answer: Answer, format_: Format) -> None:

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from echo_bus.clock import Deadline
@@ -21,7 +20,6 @@ from echo_ops.viewer.searches import TooMany
 from echo_ops.viewer.windows import Json
 from echo_replay.history import History
 from echo_replay.selection import Selection, Steps, Where
-from echo_schemas.errors import UserError
 from echo_schemas.libraries import ANALYSIS, require_libraries
 
 if TYPE_CHECKING:
@@ -62,21 +60,16 @@ class Questions:
     def _ask_the_log(
         self, question: str, selection: Selection, limit: int, reading: Callable[[], AbstractContextManager[History]]
     ) -> Json:  # fmt: skip
-        from echo_replay.export.bounded import load_part
+        from echo_replay.export.bounded import folder_of_part, load_part
         from echo_replay.export.queries import ask, check_question
 
         check_question(question)
-        try:
-            with TemporaryDirectory(prefix="echoswarm-view-") as folder:
-                with reading() as history:
-                    told = read_near(history, selection, until_ms=_until(history, selection.range))
-                    manifest = load_part(history, told, _MOST_TRAJECTORIES, Path(folder), Deadline.after(_READING_S))
-                    missing = list(history.missing)
-                return _plain(ask(Path(folder), manifest, question, timeout_s=_TIMEOUT_S, limit=limit, most_mb=_MOST_MB), missing)
-        except OSError as exc:
-            raise UserError(
-                f"What was read cannot be kept in a temporary folder ({exc.strerror or exc}).", hint="Set TMPDIR to a disk with room."
-            ) from exc
+        with folder_of_part() as folder:
+            with reading() as history:
+                told = read_near(history, selection, until_ms=_until(history, selection.range))
+                manifest = load_part(history, told, _MOST_TRAJECTORIES, folder, Deadline.after(_READING_S))
+                missing = list(history.missing)
+            return _plain(ask(folder, manifest, question, timeout_s=_TIMEOUT_S, limit=limit, most_mb=_MOST_MB), missing)
 
 
 def _until(history: History, where: Where) -> int | None:

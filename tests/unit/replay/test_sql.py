@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 pytest.importorskip("duckdb", reason="install the extra 'analysis'")
 
-from echo_replay.export.bounded import load_part
+from echo_replay.export.bounded import folder_of_part, load_part
 from echo_replay.export.exporter import export_run
 from echo_replay.export.manifest import ExportManifest, open_export
 from echo_replay.export.queries import ask
@@ -135,3 +135,10 @@ def test_a_damaged_export_is_named(sound: SoundRun, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read") as refused:
         rows((home, manifest), "select 1")
     assert "--verify" in refused.value.hint
+
+
+def test_a_full_disk_is_said_with_the_way_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with pytest.raises(UserError, match="cannot be written to a temporary folder") as refused, folder_of_part():
+        pass
+    assert "TMPDIR" in refused.value.hint
