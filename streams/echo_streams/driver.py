@@ -144,6 +144,10 @@ class App(faust.App):
     def _create_directories(self) -> None:
         pass
 
+    def _init_fixups(self) -> list[Any]:
+        """None: to look for the one that Django needs, Faust opens a file of every installed package."""
+        return []
+
 
 def _watch_answers(client: Any, kind: str, app: App) -> None:
     """Read what aiokafka does not know: that a quota holds `client` back, which `app` is told, and that a static member was replaced, which

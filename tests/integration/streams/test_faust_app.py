@@ -356,6 +356,7 @@ def test_the_client_waits_little_for_empty_partitions_and_reads_what_was_committ
         faust = made._app
         thread = faust.consumer._thread
         assert type(thread) is driver.ConsumerThread
+        assert (type(faust.tables), faust.fixups) == (driver.TableManager, [])
         clients = (thread._create_worker_consumer(faust.transport), AIOKafkaConsumerThread._create_worker_consumer(thread, faust.transport))
         for client in clients:
             await client.stop()
