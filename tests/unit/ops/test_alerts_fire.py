@@ -129,24 +129,30 @@ def test_every_alert_has_a_case() -> None:
 
 
 def test_alerts_fire_on_their_cause_and_rest_without_it(tmp_path: Path) -> None:
-    (tmp_path / "alerts.yaml").write_text(alert_rules())
-    tests = [
-        {
-            "interval": "1m",
-            "name": f"{alert} {state} on {' and '.join(series)}",
-            "input_series": [{"series": name, "values": values} for name, values in series.items()],
-            "promql_expr_test": [
-                {
-                    "expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})',
-                    "eval_time": "298m",
-                    "exp_samples": [{"labels": "{}", "value": 1}] if state == "fires" else [],
-                }
-            ],
-        }
-        for alert, state, series in TESTS
-    ]
-    (tmp_path / "cases.yaml").write_text(yaml.safe_dump({"rule_files": ["alerts.yaml"], "evaluation_interval": "1m", "tests": tests}))
-    _promtool("test", "rules", str(tmp_path / "cases.yaml"))
+    """Each in a file of its own: promtool computes every rule of a file for every minute of every case."""
+    rules = {rule["alert"]: rule for group in yaml.safe_load(alert_rules())["groups"] for rule in group["rules"]}
+    cases = []
+    for name, rule in rules.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"groups": [{"name": "alone", "rules": [rule]}]}))
+        tests = [
+            {
+                "interval": "1m",
+                "name": f"{alert} {state} on {' and '.join(series)}",
+                "input_series": [{"series": labelled, "values": values} for labelled, values in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})',
+                        "eval_time": "298m",
+                        "exp_samples": [{"labels": "{}", "value": 1}] if state == "fires" else [],
+                    }
+                ],
+            }
+            for alert, state, series in TESTS
+            if alert == name
+        ]
+        cases.append(tmp_path / f"{name}.cases.yaml")
+        cases[-1].write_text(yaml.safe_dump({"rule_files": [f"{name}.yaml"], "evaluation_interval": "1m", "tests": tests}))
+    _promtool("test", "rules", *map(str, cases))
 
 
 def test_prometheus_takes_the_files(tmp_path: Path) -> None:
