@@ -52,7 +52,7 @@ def load_part(history: History, told: Iterator[Told], most: int, home: Path, dea
     names: tuple[str, ...] = ()
     for number, batch in enumerate(_batches(told, most, deadline)):
         names = choose_names(names, {name for each in batch for name in each.rewards})
-        table = trajectories_table(batch, [each.rewards for each in batch], names)
+        table = trajectories_table(batch, names)
         files.append(write_whole(home, Slot(Table.TRAJECTORIES, 0, number), table))
         files.append(write_whole(home, Slot(Table.REWARDS, 0, number), known_rewards_table(batch)))
     drops, _ = read_drops(history.bus, history.run_id)

@@ -204,8 +204,8 @@ def names_in(schema: Any) -> frozenset[str]:
     return frozenset(name.removeprefix(REWARD_PREFIX) for name in schema.names if name.startswith(REWARD_PREFIX))
 
 
-def trajectories_table(told: Sequence[Told], rewards: Sequence[Mapping[str, float]], reward_names: Iterable[str]) -> Any:
-    """A row for each of `told`, with its `rewards`. An unreadable record has only fate and `kafka`."""
+def trajectories_table(told: Sequence[Told], reward_names: Iterable[str]) -> Any:
+    """A row for each of `told`. An unreadable record has only fate and `kafka`."""
     schema = schema_of(reward_names)
     records = [each.trajectory for each in told]
     tokens = numbers_array([None if record is None else record.token_ids for record in records], pa.int32())
@@ -219,7 +219,7 @@ def trajectories_table(told: Sequence[Told], rewards: Sequence[Mapping[str, floa
         "kafka": messages_array([each.raw for each in told]),
     }
     for name in names_in(schema):
-        columns[REWARD_PREFIX + name] = pa.array([each.get(name) for each in rewards], pa.float64())
+        columns[REWARD_PREFIX + name] = pa.array([each.rewards.get(name) for each in told], pa.float64())
     return _table(records, schema, columns)
 
 

@@ -51,7 +51,7 @@ from echo_replay.export.manifest import (
     write_manifest,
 )
 from echo_replay.export.records import kept_topics, newest_records, own_records
-from echo_replay.export.refreshing import News, count_unsettled, is_unsettled, refresh
+from echo_replay.export.refreshing import News, count_unsettled, refresh
 from echo_replay.export.table_file import StagedFile, row_groups, schema_in, write_whole
 from echo_replay.export.writing import Writing
 from echo_replay.history import History, Told, open_history
@@ -330,9 +330,8 @@ class _Export:
             if slot not in staged:
                 staged[slot] = self._begin(slot, news)
             file, schema = staged[slot]
-            rewards = [news.rewards.of(each.where.offset) for each in batch]
-            table = trajectories_table(batch, rewards, names_in(schema))
-            self._writing.write(file, table, sum(is_unsettled(each.entry) for each in batch))
+            table, _ = refresh(trajectories_table(batch, names_in(schema)), news, schema)
+            self._writing.write(file, table, count_unsettled(table))
             self._num_new += len(batch)
         for file, _ in staged.values():
             self._writing.finish(file)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from echo_replay.export.columns import REWARD_PREFIX, fate_columns, names_in, schema_of
-from echo_replay.fates import BookEntry, Fates
+from echo_replay.fates import Fates
 from echo_replay.reward_columns import RewardColumns
 from echo_replay.selection import Fate
 from echo_schemas.records import Purpose
@@ -37,11 +37,6 @@ class News:
         """The columns of the new file, whose predecessor had those of `schema` (None: there was none)."""
         new = {name for name in self.rewards.names if name in self.names}
         return schema_of((frozenset() if schema is None else names_in(schema)) | new)
-
-
-def is_unsettled(entry: BookEntry) -> bool:
-    """Whether the fate may change."""
-    return entry.fate in _MAY_CHANGE or (entry.drop is not None and entry.drop.of_group)
 
 
 def count_unsettled(table: Any) -> int:
