@@ -339,18 +339,18 @@ class _Export:
 
     def _by_slot(self, number: int, first: int, told: Iterable[Told]) -> Iterator[tuple[Slot, list[Told]]]:
         """Batches of one slot each, every slot in the order of the log."""
-        slot, width = Slot(Table.TRAJECTORIES, number, first), self._manifest.bucket
-        waiting: dict[int | None, list[Told]] = {}
-        num_bytes: dict[int | None, int] = {}
+        slot = Slot(Table.TRAJECTORIES, number, first)
+        waiting: dict[str, list[Told]] = {}
+        num_bytes: dict[str, int] = {}
         for each in told:
-            version = None if each.trajectory is None else each.trajectory.max_version // width * width
-            mine = waiting.setdefault(version, [])
+            bucket = bucket_of(None if each.trajectory is None else each.trajectory.max_version, self._manifest.bucket)
+            mine = waiting.setdefault(bucket, [])
             mine.append(each)
-            num_bytes[version] = num_bytes.get(version, 0) + len(each.raw.value() or b"")
-            if len(mine) >= _ROWS_AT_ONCE or num_bytes[version] >= _BYTES_AT_ONCE:
-                yield replace(slot, bucket=bucket_of(version, width)), waiting.pop(version)
-                num_bytes.pop(version)
-        yield from ((replace(slot, bucket=bucket_of(version, width)), mine) for version, mine in waiting.items())
+            num_bytes[bucket] = num_bytes.get(bucket, 0) + len(each.raw.value() or b"")
+            if len(mine) >= _ROWS_AT_ONCE or num_bytes[bucket] >= _BYTES_AT_ONCE:
+                yield replace(slot, bucket=bucket), waiting.pop(bucket)
+                num_bytes.pop(bucket)
+        yield from ((replace(slot, bucket=bucket), mine) for bucket, mine in waiting.items())
 
     def _begin(self, slot: Slot, news: News) -> tuple[StagedFile, Any]:
         """The new file of a slot, with the updated rows of the old one."""
