@@ -94,6 +94,7 @@ class Learner:
             # After a failed publication, or with a successor at work, no batch can come: check both before waiting for one.
             parts.publication.wait()
             parts.rivals.check()
+            parts.partitions.check()
         started_s = parts.process.clock.monotonic_s()
         groups: tuple[ChosenGroup, ...] | None = None
         if self._orders.is_paused:

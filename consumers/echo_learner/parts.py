@@ -31,6 +31,7 @@ from echo_learner.evaluation.setup import obey_orders, open_evaluations
 from echo_learner.heartbeat import ProgressHeartbeat
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.partition_watch import PartitionWatch
 from echo_learner.record_check import RecordCheck
 from echo_learner.reward_watch import RewardWatch
 from echo_learner.source import BatchSource, open_source
@@ -72,6 +73,7 @@ class LearnerParts:
     publication: PublicationThread
     heartbeat: ProgressHeartbeat
     rivals: Rivals
+    partitions: PartitionWatch
     broadcast: BroadcastTimer
     costs: HeardCosts
     evaluations: Evaluations
@@ -116,7 +118,8 @@ class _Opening:
         task = load_task(settings.task.name, settings.task.options)
         check = RecordCheck(settings, task, self.prompts)
         assembler = GroupAssembler(settings.run.name, state.terms, assembly_limits(settings), state=state.assembly if state.id else None)
-        intake = keep(self._intake(self._reader(publisher, check), assembler, trust, evaluations, keeps_texts=reads_texts(task)))
+        reader = self._reader(publisher, check)
+        intake = keep(self._intake(reader, assembler, trust, evaluations, keeps_texts=reads_texts(task)))
         progress = _first_progress(beginning)
         heartbeat = keep(ProgressHeartbeat(publisher, progress, clock, closed_from=intake.closed_from, read=intake.read_from))
         opening = open_source(
@@ -150,6 +153,7 @@ class _Opening:
             publication=publication,
             heartbeat=heartbeat,
             rivals=Rivals(watched, beginning.session, lambda: sessions.read_tip(bus, settings.run.name).claim),
+            partitions=PartitionWatch(publisher, sum(name == TRAJECTORIES.name for name, _ in reader.places), clock),
             broadcast=broadcast,
             costs=HeardCosts(workers, clock),
             evaluations=evaluations,

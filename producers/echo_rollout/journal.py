@@ -7,21 +7,27 @@ that starts under the same worker id reads what its predecessors left open: each
 
 Not every request in hand at a death is the cause. So a request that saw two deaths is worked on alone, and one that saw three is refused.
 
+A worker whose disk takes no journal works on: then the deaths are counted by the notes in the group alone (`in_hand_notes.py`).
+
 Threads: any; a lock keeps lines whole.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 from echo_bus.bus import Bus
 from echo_bus.client.kafka_errors import translated
 from echo_schemas.records import Coordinates
+
+logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 3
 """A request is refused after so many deaths of workers that had it in hand."""
@@ -49,13 +55,17 @@ class CrashJournal:
 
     def __init__(self, path: Path) -> None:
         """`path` is made if it is not there. Each request that an earlier process left open counts one more death."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._lock = threading.Lock()
-        self._deaths = _deaths_of(path)
+        self._deaths: Counter[_Place] = Counter()
         self._begun: set[_Place] = set()
         self._num_lines = 0
-        self._file: TextIO = _rewritten(path, self._deaths, self._begun)
+        self._file: BinaryIO | None = None
+        try:
+            self._deaths = _deaths_of(path)
+            self._file = _rewritten(path, self._deaths, self._begun)
+        except OSError as exc:
+            self._do_without(exc)
 
     def deaths(self, where: Coordinates) -> int:
         """Deaths of workers under this id that had the request in hand."""
@@ -77,18 +87,32 @@ class CrashJournal:
     def close(self) -> None:
         """Close the file. Idempotent."""
         with self._lock:
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
     def _write(self, line: str) -> None:
         """Append under the lock; a file that has grown long is replaced."""
-        if self._file.closed:
+        if self._file is None:
             return
-        self._file.write(line)
-        self._num_lines += 1
-        if self._num_lines >= _MOST_LINES:
+        try:
+            self._file.write(line.encode())
+            self._num_lines += 1
+            if self._num_lines >= _MOST_LINES:
+                self._file.close()
+                self._file = _rewritten(self._path, self._deaths, self._begun)
+                self._num_lines = 0
+        except OSError as exc:
+            self._do_without(exc)
+
+    def _do_without(self, exc: OSError) -> None:
+        """The disk refuses. The file goes, because it would blame requests that are done by now."""
+        logger.warning("%s cannot be written (%s); which requests kill their worker is known to the group alone", self._path, exc)
+        if self._file is not None:
             self._file.close()
-            self._file = _rewritten(self._path, self._deaths, self._begun)
-            self._num_lines = 0
+            self._file = None
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
 
 def _deaths_of(path: Path) -> Counter[_Place]:
@@ -97,7 +121,7 @@ def _deaths_of(path: Path) -> Counter[_Place]:
     begun: set[_Place] = set()
     if not path.exists():
         return deaths
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         sign, *numbers = line.split()
         if len(numbers) < 2 or not all(number.isdecimal() for number in numbers):
             continue
@@ -113,10 +137,11 @@ def _deaths_of(path: Path) -> Counter[_Place]:
     return deaths
 
 
-def _rewritten(path: Path, deaths: Counter[_Place], begun: Iterable[_Place]) -> TextIO:
+def _rewritten(path: Path, deaths: Counter[_Place], begun: Iterable[_Place]) -> BinaryIO:
     """Write the journal anew with the counts and the requests in hand; open for further lines, each passed to the system at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
     counts = [f"= {partition} {offset} {count}\n" for (partition, offset), count in deaths.items()]
     fresh.write_text("".join([*counts, *(f"+ {partition} {offset}\n" for partition, offset in begun)]), encoding="utf-8")
     fresh.replace(path)
-    return path.open("a", buffering=1, encoding="utf-8")
+    return path.open("ab", buffering=0)

@@ -121,7 +121,7 @@ class ApplicationRun:
             live_from_ms=process.clock.time_ms() if self.beside.beginning else 0,
         )
         processor = Processor(bus, scorer, intake, group=self.group, learner_version=self._learner_version, metrics=metrics)
-        processor.set_num_partitions({bus.namespace.topic(TRAJECTORIES): self.num_partitions})
+        processor.set_num_partitions(self.num_partitions)
         return processor
 
     def _options(self, pool: ScoringPool | None) -> AppOptions:

@@ -6,10 +6,11 @@ Threads: one event loop; `process` may run several times at once. A function ret
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from echo_bus.client.cluster import RawMessage
+from echo_bus.client.kafka_errors import grown
 from echo_bus.dead_letters import DeadLetterBudget, dead_letter_of
 from echo_bus.message import raw_headers
 from echo_bus.reading.decoding import Decoder
@@ -62,16 +63,18 @@ class Processor:
         self._decoder = Decoder(wire, [TRAJECTORIES])
         self._rewards = wire.namespace.topic(REWARDS)
         self._dead_letters = wire.namespace.dead_letters(TRAJECTORIES)
+        self._num_partitions: int | None = None
 
-    def set_num_partitions(self, counts: Mapping[str, int]) -> None:
-        """As `Decoder.set_num_partitions`: from then on keys must lie on their partitions."""
-        self._decoder.set_num_partitions(counts)
+    def set_num_partitions(self, count: int) -> None:
+        """From now on keys must lie on their partitions, of which `trajectories` has `count`."""
+        self._num_partitions = count
+        self._decoder.set_num_partitions({self._wire.namespace.topic(TRAJECTORIES): count})
 
     async def process(self, batch: Sequence[RawMessage], send: Send | None = None) -> list[Outgoing]:
         """The records to write for `batch`, which is done once all are delivered.
 
         With `send`, each function's rewards go there as they come, and only the rest is returned.
-        Raises TooManyDeadLetters, and RegistryError if a schema could not be asked for.
+        Raises TooManyDeadLetters, UserError if somebody added partitions, and RegistryError if a schema could not be asked for.
         """
         version = self._learner_version()
         answers: list[Outgoing] = []
@@ -93,10 +96,12 @@ class Processor:
         return answers
 
     def _look(self, raw: RawMessage, version: int | None, judgeable: list[Judgeable]) -> list[Outgoing]:
-        """Rewards of one message without scoring; one that is to be scored joins `judgeable`. Raises InvalidRecord, RegistryError."""
+        """Rewards of one message without scoring; one that is to be scored joins `judgeable`. Raises as `process`, and InvalidRecord."""
         partition, offset = raw.partition(), raw.offset()
         assert partition is not None, "a message without error has a partition"
         assert offset is not None, "a message without error has an offset"
+        if self._num_partitions is not None and partition >= self._num_partitions:
+            raise grown(TRAJECTORIES.name, self._num_partitions)
         at = Coordinates(partition=partition, offset=offset)
         time_ms = raw.timestamp()[1]
         found = self._intake.look(raw_headers(raw), version, time_ms)

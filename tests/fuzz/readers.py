@@ -51,7 +51,7 @@ from echo_schemas.records import (
     Trajectory,
     WorkerStatus,
 )
-from echo_schemas.topics import REPLIES, TRAJECTORIES
+from echo_schemas.topics import REPLIES
 from echo_settings import Settings
 from echo_settings.rules import staleness_policy
 from echo_streams.intake import Intake as HeaderIntake
@@ -147,7 +147,7 @@ class RewardApplication(Reader):
         scorer = Scorer([Attached(name="exact", function=function)], run_id=RUN, limits=ScoringLimits(), metrics=metrics, clock=self.clock)
         intake = HeaderIntake(RUN, budget=2, drop_stale=True)
         self._processor = Processor(wire, scorer, intake, group="g", learner_version=lambda: 7, metrics=metrics)
-        self._processor.set_num_partitions({NAMESPACE.topic(TRAJECTORIES): NUM_PARTITIONS})
+        self._processor.set_num_partitions(NUM_PARTITIONS)
 
     def look(self, raw: MemoryMessage) -> None:
         for answer in asyncio.run(self._processor.process([raw])) if raw.value() is not None else ():

@@ -4,6 +4,7 @@ translate, translated    of a request
 check_error              of a consumer's event: go on, or stop
 replaced                 of a member whose name another process has
 missing                  of a topic that is not there
+grown                    of a keyed topic to which somebody adds partitions
 not_delivered            of a record without an acknowledgement
 transaction_error        of a step of a transaction: repeat it, roll back, or give the writer up
 refused, refusal         of an operation that the cluster refuses: which one, on which resource, and the command that allows it
@@ -29,6 +30,7 @@ from echo_bus.errors import (
     TransactionAborted,
     TransportError,
 )
+from echo_schemas.errors import UserError
 from echo_schemas.rights import Acl, Resource
 
 logger = logging.getLogger(__name__)
@@ -120,6 +122,15 @@ def replaced(said: str) -> MemberReplaced:
 def missing(where: str, error: KafkaError) -> TopicMissing:
     """The error for a topic or a partition, `where` in words, of which the cluster says one of `MISSING`."""
     return TopicMissing(f"{where} does not exist: {error.str()}.", hint="Run `echoswarm topics apply`.")
+
+
+def grown(topic: str, num_read: int) -> UserError:
+    """The error for a keyed topic that has more partitions than the `num_read` that it had when this process began to read."""
+    return UserError(
+        f"Somebody added partitions: {topic} had {num_read} when this process began to read, and has more. What is written to the new ones "
+        "is not read.",
+        hint="End all processes of the run and start it once more with --skip. Nothing is lost: what nobody has read is asked for again.",
+    )
 
 
 def not_delivered(physical: str, error: KafkaError | None) -> TransportError:

@@ -14,6 +14,7 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
+from echo_bus.clock import ManualClock, SystemClock
 from echo_learner.commit.log_changes import examine_log, ranges
 from echo_learner.commit.session import identities
 from echo_memory import MemoryCluster
@@ -179,6 +180,20 @@ def test_partitions_were_added(pipeline: Pipeline) -> None:
     assert "trajectories has 3 partitions and rewards 2" in refusal(pipeline, skip=True)
     grow(pipeline, REWARDS)
     assert "trajectories has 3 partitions and had 2. rewards has 3 partitions and had 2. No seq is lost by it." in refusal(pipeline)
+    assert_goes_on_once_told(pipeline, [])
+
+
+def test_partitions_are_added_while_the_learner_reads(pipeline: Pipeline) -> None:
+    """Workers write to them at once, so groups would be asked for again and again, and never come."""
+    pipeline.clock = clock = ManualClock()
+    running = pipeline.start(NumpyTrainer())
+    fill(pipeline, 2)
+    pipeline.wait_for_manifest(2)
+    grow(pipeline, TRAJECTORIES, REWARDS)
+    with pytest.raises(UserError, match="Somebody added partitions: trajectories had 2 when"):
+        running.wait_until(lambda: clock.advance(1.0), "the learner notices")
+    running.end()
+    pipeline.clock = SystemClock()
     assert_goes_on_once_told(pipeline, [])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -95,6 +96,43 @@ def test_a_long_journal_is_written_anew_and_forgets_nothing_that_counts(
     after = open_journal()
     assert (after.deaths(POISON), after.deaths(NEIGHBOUR)) == (2, 1)
     assert all(after.deaths(Coordinates(partition=2, offset=offset)) == 0 for offset in range(100, 200))
+
+
+def test_a_worker_whose_disk_takes_no_journal_works_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    nowhere = CrashJournal(tmp_path / "file" / "w.journal")
+    path = tmp_path / "w.journal"
+    path.write_text("= 1 7 2\n", encoding="utf-8")
+    with Path("/dev/full").open("ab", buffering=0) as refusing:
+        monkeypatch.setattr("echo_rollout.journal._rewritten", lambda *_: refusing)
+        full = CrashJournal(path)
+        assert [nowhere.deaths(POISON), full.deaths(POISON)] == [0, 2]
+        for journal in (nowhere, full):
+            for where in (NEIGHBOUR, POISON):
+                journal.begin(where)
+                journal.end(where)
+            assert journal.deaths(POISON) == 0
+            journal.close()
+    # One sentence each, and no file that would blame the neighbour.
+    assert len(caplog.messages) == 2
+    assert "No space left on device" in caplog.messages[1]
+    assert not path.exists()
+
+
+def test_a_journal_whose_folder_was_removed_is_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("echo_rollout.journal._MOST_LINES", 3)
+    (tmp_path / "cache").mkdir()
+    journal = CrashJournal(tmp_path / "cache" / "w.journal")
+    journal.begin(POISON)
+    shutil.rmtree(tmp_path / "cache")
+    journal.begin(NEIGHBOUR)
+    journal.end(NEIGHBOUR)
+    journal.close()
+    after = CrashJournal(tmp_path / "cache" / "w.journal")
+    assert (after.deaths(POISON), after.deaths(NEIGHBOUR)) == (1, 0)
+    after.close()
 
 
 def test_a_suspect_waits_until_it_is_alone_and_nothing_starts_beside_it(open_journal: Callable[..., CrashJournal]) -> None:

@@ -18,6 +18,7 @@ from echo_bus.reading.decoding import Decoder
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
 from echo_bus.wire import Wire
 from echo_memory.message import MemoryMessage
+from echo_schemas.errors import UserError
 from echo_schemas.headers import run_of
 from echo_schemas.partitioning import partition_of
 from echo_schemas.records import LogprobSource, Purpose, Reward, RewardOutcome, TrajectorySource
@@ -217,11 +218,18 @@ def test_an_unreadable_message_becomes_a_dead_letter_with_its_original_bytes(cha
 
 def test_a_message_on_the_wrong_partition_is_a_dead_letter() -> None:
     stage = Stage()
-    stage.processor.set_num_partitions({NAMESPACE.topic(TRAJECTORIES): 4})
+    stage.processor.set_num_partitions(4)
     right = partition_of("demo/3", 4)
     letter, reward = stage.process(message(trajectory(3), partition=(right + 1) % 4), message(trajectory(3), partition=right))
     assert dict(letter.headers)["echo-reason"] == b"partition_mismatch"
     assert reward.partition == right
+
+
+def test_a_partition_that_was_added_ends_the_application_and_makes_no_dead_letters() -> None:
+    stage = Stage()
+    stage.processor.set_num_partitions(4)
+    with pytest.raises(UserError, match="Somebody added partitions: trajectories had 4 when"):
+        stage.process(message(trajectory(3), partition=4))
 
 
 def test_an_oversized_message_is_cut_to_what_a_topic_takes() -> None:
