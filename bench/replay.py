@@ -48,8 +48,8 @@ from echo_bus.client import profiles
 from echo_bus.clock import Deadline
 from echo_embedded import EmbeddedKafka
 from echo_replay.export.exporter import export_run
-from echo_replay.history import open_history
-from echo_replay.rescoring.inside import Errand
+from echo_replay.history import History
+from echo_replay.rescoring.inside import ScoringTask
 from echo_replay.rescoring.order import RescoreOrder
 from echo_replay.rescoring.rescorer import Estimate, rescore
 from echo_replay.rescoring.sinks import topic_rewards
@@ -59,7 +59,6 @@ from echo_schemas.records import Reward, RewardOutcome, Trajectory
 from echo_schemas.schemas import newest
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_settings import Settings
-from echo_streams.scoring import ScoringLimits
 from echo_tasks.catalogue import load_reward
 
 LONG, SHORT = 1_024, 60
@@ -85,7 +84,7 @@ def fill(bootstrap: str, namespace: str, count: int, num_tokens: int) -> None:
 
 def scan(bootstrap: str, namespace: str, count: int, _round: int) -> float:
     """The history."""
-    with open_history(bus_of(bootstrap, namespace), RUN) as history:
+    with History(bus_of(bootstrap, namespace), RUN) as history:
         started_s = time.monotonic()
         found = sum(bool(told.rewards) and told.step is not None for told in history.read())
         seconds = time.monotonic() - started_s
@@ -113,9 +112,9 @@ def score(bootstrap: str, namespace: str, count: int, number: int) -> float:
         return True
 
     order = RescoreOrder(run_id=RUN, name=f"again{number}", code_version="1", compared="exact")
-    errand = Errand(path=_REWARD, order=order, settings=Settings(), limits=ScoringLimits())
-    team = Team(errand, load_reward(_REWARD), 2)
-    with open_history(bus, RUN) as history, topic_rewards(bus, RUN, order.name) as sink, team:
+    task = ScoringTask(path=_REWARD, order=order, settings=Settings())
+    team = Team(task, load_reward(_REWARD), 2)
+    with History(bus, RUN) as history, topic_rewards(bus, RUN, order.name) as sink, team:
         told = history.undecoded(answered=order.name)
         done = rescore(order, told, team, sink, codec=bus.codec, clock=bus.clock, tried=begin)
     ((started_s, num_before),) = begun
@@ -181,7 +180,7 @@ WORKS: dict[str, Work] = {
 
 def seek(bus: Bus, count: int) -> float:
     """Seconds to the first record of a step in the middle."""
-    with open_history(bus, RUN) as history:
+    with History(bus, RUN) as history:
         middle = count // STEP_SAMPLES // 2
         started_s = time.monotonic()
         told = next(history.read(Selection(range=Steps(middle, middle)), rewards=False))

@@ -44,7 +44,7 @@ Claim = tuple[str, int]
 """Worker and version."""
 
 
-class Belief(StrEnum):
+class ClaimCheck(StrEnum):
     """The result of comparing a claim."""
 
     AGREES = "agrees"
@@ -53,12 +53,12 @@ class Belief(StrEnum):
 
 
 @dataclass(slots=True)
-class _Standing:
+class _CheckState:
     """`verdict` None: a sample waits to be compared. `from_ms`: the verdict holds for trajectories started since. `sampled_s`: when the
     newest sample was taken."""
 
     sampled_s: float
-    verdict: Belief | None = None
+    verdict: ClaimCheck | None = None
     from_ms: int = 0
     difference: float = 0.0
 
@@ -85,9 +85,9 @@ class WorkerTrust:
         self._clock = clock
         self._tolerance = tolerance
         self._lock = threading.RLock()
-        self._standings: OrderedDict[Claim, _Standing] = OrderedDict()
+        self._states: OrderedDict[Claim, _CheckState] = OrderedDict()
         # Claims that disagreed once.
-        self._convicted: OrderedDict[Claim, _Standing] = OrderedDict()
+        self._convicted: OrderedDict[Claim, _CheckState] = OrderedDict()
         self._samples: list[Claimed] = []
         self._probes: OrderedDict[tuple[str, int, str], list[Trajectory]] = OrderedDict()
         self._whole_probes: list[Claimed] = []
@@ -99,9 +99,9 @@ class WorkerTrust:
             self._checksums[version] = sha256
             while len(self._checksums) > _MOST_VERSIONS:
                 self._checksums.popitem(last=False)
-            for standings in (self._standings, self._convicted):
-                for claim in [claim for claim in standings if claim[1] < version - _KEPT_VERSIONS]:
-                    del standings[claim]
+            for states in (self._states, self._convicted):
+                for claim in [claim for claim in states if claim[1] < version - _KEPT_VERSIONS]:
+                    del states[claim]
 
     # The reader thread
 
@@ -144,23 +144,25 @@ class WorkerTrust:
     def judge(self, claimed: Claimed, difference: float | None) -> None:
         """Note the mean difference a token of a claim's samples; None if they could not be compared."""
         worker, version = claim = claimed.claim
-        verdict = Belief.UNCHECKED if difference is None else Belief.AGREES if difference <= self._tolerance else Belief.DISAGREES
+        verdict = (
+            ClaimCheck.UNCHECKED if difference is None else ClaimCheck.AGREES if difference <= self._tolerance else ClaimCheck.DISAGREES
+        )
         self._metrics.claims.labels(self._metrics.worker_label.of(worker), verdict.value).inc()
         with self._lock:
-            standing = self._find(claim) or self._remember(claim)
-            before = standing.verdict
-            if verdict is Belief.UNCHECKED and before is not None:
+            state = self._find(claim) or self._remember(claim)
+            before = state.verdict
+            if verdict is ClaimCheck.UNCHECKED and before is not None:
                 return
-            if verdict is Belief.AGREES and before is Belief.DISAGREES:
-                standing.from_ms = claimed.members[0].started_ms
-            standing.verdict = verdict
-            standing.difference = difference or 0.0
-            if verdict is Belief.DISAGREES and self._standings.pop(claim, None) is not None:
-                self._convicted[claim] = standing
+            if verdict is ClaimCheck.AGREES and before is ClaimCheck.DISAGREES:
+                state.from_ms = claimed.members[0].started_ms
+            state.verdict = verdict
+            state.difference = difference or 0.0
+            if verdict is ClaimCheck.DISAGREES and self._states.pop(claim, None) is not None:
+                self._convicted[claim] = state
                 _shorten(self._convicted)
-        if verdict is Belief.DISAGREES and before is not Belief.DISAGREES:
-            logger.warning("%s Its samples of that version are dropped.", self._sentence(worker, version, standing.difference))
-        elif before is Belief.DISAGREES and verdict is Belief.AGREES:
+        if verdict is ClaimCheck.DISAGREES and before is not ClaimCheck.DISAGREES:
+            logger.warning("%s Its samples of that version are dropped.", self._sentence(worker, version, state.difference))
+        elif before is ClaimCheck.DISAGREES and verdict is ClaimCheck.AGREES:
             logger.info("Worker %s serves version %d now", worker, version)
 
     def is_pending(self, trajectory: Trajectory) -> bool:
@@ -168,10 +170,10 @@ class WorkerTrust:
         if not is_comparable(trajectory):
             return False
         with self._lock:
-            standings = [self._find(claim) for claim in _claims(trajectory)]
-            if None in standings:
+            states = [self._find(claim) for claim in _claims(trajectory)]
+            if None in states:
                 self.offer(trajectory)
-            return any(standing is None or standing.verdict is None for standing in standings)
+            return any(state is None or state.verdict is None for state in states)
 
     def fault_of(self, trajectory: Trajectory) -> tuple[DropReason, str] | None:
         """Why the trajectory is refused, if it is."""
@@ -181,27 +183,27 @@ class WorkerTrust:
                 named = f"the weights {trajectory.weights_sha256[:12]} as version {trajectory.max_version}"
                 return DropReason.WRONG_VERSION, f"Worker {trajectory.worker_id} names {named}, which was published as {checksum[:12]}."
             for worker, version in _claims(trajectory):
-                standing = self._convicted.get((worker, version))
-                if standing is not None and (standing.verdict is Belief.DISAGREES or trajectory.started_ms < standing.from_ms):
-                    return DropReason.WRONG_VERSION, self._sentence(worker, version, standing.difference)
+                state = self._convicted.get((worker, version))
+                if state is not None and (state.verdict is ClaimCheck.DISAGREES or trajectory.started_ms < state.from_ms):
+                    return DropReason.WRONG_VERSION, self._sentence(worker, version, state.difference)
         return None
 
     # Private; the caller holds the lock
 
-    def _find(self, claim: Claim) -> _Standing | None:
-        return self._convicted.get(claim) or self._standings.get(claim)
+    def _find(self, claim: Claim) -> _CheckState | None:
+        return self._convicted.get(claim) or self._states.get(claim)
 
-    def _remember(self, claim: Claim) -> _Standing:
-        standing = self._standings[claim] = _Standing(sampled_s=self._clock.monotonic_s())
-        _shorten(self._standings)
-        return standing
+    def _remember(self, claim: Claim) -> _CheckState:
+        state = self._states[claim] = _CheckState(sampled_s=self._clock.monotonic_s())
+        _shorten(self._states)
+        return state
 
     def _is_due(self, claim: Claim, trajectory: Trajectory) -> bool:
-        standing = self._find(claim)
-        if standing is None:
+        state = self._find(claim)
+        if state is None:
             return True
-        is_due = self._clock.monotonic_s() - standing.sampled_s >= _AGAIN_S
-        return standing.verdict is not None and is_due and trajectory.started_ms >= standing.from_ms
+        is_due = self._clock.monotonic_s() - state.sampled_s >= _AGAIN_S
+        return state.verdict is not None and is_due and trajectory.started_ms >= state.from_ms
 
     def _sentence(self, worker: str, version: int, difference: float) -> str:
         return (
@@ -219,6 +221,6 @@ def _claims(trajectory: Trajectory) -> tuple[Claim, ...]:
     return tuple((trajectory.worker_id, version) for version in sorted({span.version for span in trajectory.version_spans}))
 
 
-def _shorten(standings: OrderedDict[Claim, _Standing]) -> None:
-    while len(standings) > _MOST_PAIRS:
-        standings.popitem(last=False)
+def _shorten(states: OrderedDict[Claim, _CheckState]) -> None:
+    while len(states) > _MOST_PAIRS:
+        states.popitem(last=False)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
-from echo_replay.history import History, Told
+from echo_replay.history import History, HistoryRecord
 from echo_replay.raw_log import RawLog
 from echo_replay.selection import Fate, Offsets, Selection, Steps
 from echo_replay.sieve import Sieve
@@ -40,7 +40,7 @@ class _Held:
     rewards: dict[str, float] = field(default_factory=dict)
 
 
-def follow(history: History, selection: Selection, *, hold_s: float) -> Iterator[Told]:
+def follow(history: History, selection: Selection, *, hold_s: float) -> Iterator[HistoryRecord]:
     """The new trajectories of `selection`, from the end of the last `history.read` on; never ends. Raises UserError for a selection of
     steps or offsets, which lie in the past; TransportError, RegistryError."""
     if isinstance(selection.range, Offsets | Steps):
@@ -51,7 +51,7 @@ def follow(history: History, selection: Selection, *, hold_s: float) -> Iterator
         RawLog(history.bus, namespace.topic(REWARDS), profiles.READER) as rewards,
     ):
         judged_from = history.rewards_to or rewards.ends
-        yield from _Following(history, selection, hold_s).told(
+        yield from _Following(history, selection, hold_s).records(
             trajectories.follow(history.read_to or trajectories.ends), rewards.follow(judged_from)
         )
 
@@ -67,7 +67,7 @@ class _Following:
         self._early: OrderedDict[Place, dict[str, float]] = OrderedDict()
         self._look_s = 0.0
 
-    def told(self, trajectories: Iterator[list[RawMessage]], rewards: Iterator[list[RawMessage]]) -> Iterator[Told]:
+    def records(self, trajectories: Iterator[list[RawMessage]], rewards: Iterator[list[RawMessage]]) -> Iterator[HistoryRecord]:
         for messages, judged in zip(trajectories, rewards, strict=False):
             for raw in messages:
                 self._hold(raw)
@@ -98,7 +98,7 @@ class _Following:
         if len(self._early) > _MOST_HELD:
             self._early.popitem(last=False)
 
-    def _ready(self, now_s: float) -> Iterator[Told]:
+    def _ready(self, now_s: float) -> Iterator[HistoryRecord]:
         """Held records that have a fate or have waited long enough, oldest first."""
         for place, held in list(self._held.items()):
             purpose, seq = (None, None) if held.trajectory is None else (held.trajectory.purpose, held.trajectory.seq)
@@ -108,7 +108,7 @@ class _Following:
                 continue
             del self._held[place]
             if not self._fates or entry.fate in self._fates:
-                yield Told(
+                yield HistoryRecord(
                     where=Coordinates(partition=place[0], offset=place[1]),
                     time_ms=held.raw.timestamp()[1],
                     raw=held.raw,

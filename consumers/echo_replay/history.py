@@ -1,12 +1,12 @@
 """The past of one run: each trajectory with its rewards by name and its fate, for a range of the log.
 
     steps, drops, weights, dead letters ─▶ books ──┐
-    selection ─▶ ranges of offsets ─▶ trajectories ─┼─▶ Told: where, trajectory, rewards, fate
+    selection ─▶ ranges of offsets ─▶ trajectories ─┼─▶ HistoryRecord: where, trajectory, rewards, fate
                                       rewards ──────┘
 
-    with open_history(bus, "demo") as history:
-        for told in history.read(Selection(range=Versions(100, 140))):
-            print(told.where, told.fate, told.rewards)
+    with History(bus, "demo") as history:
+        for record in history.read(Selection(range=Versions(100, 140))):
+            print(record.where, record.fate, record.rewards)
 
 Reads committed records only, writes nothing, joins no group, so it does not disturb a running run. Memory: the books (some forty bytes a
 sample and drop), the rewards of one range of one partition, and the client's prefetched messages. One thread, the caller's; a second thread
@@ -59,7 +59,7 @@ _OPEN_DROPS = "a transaction on drops is open: what it drops is shown as open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class HistoryRecord:
     """One trajectory record of the past. `raw`: its message. `time_ms`: the message's timestamp. `trajectory` is None if the record is
     unreadable. `rewards`: those with a value, by name."""
 
@@ -98,7 +98,7 @@ class Undecoded:
 
 
 class History:
-    """Made by `open_history`. A context manager: its clients are closed at the end."""
+    """The past of one run, its books read to their present end. A context manager: its clients are closed at the end."""
 
     def __init__(self, bus: Bus, run_id: str) -> None:
         """Raises UserError if the log knows no such run; DeadlineExceeded, TransportError."""
@@ -158,7 +158,7 @@ class History:
         by_time: bool = False,
         rewards_until_ms: int | None = None,
         clock_error_ms: int = MAX_CLOCK_ERROR_MS,
-    ) -> Iterator[Told]:
+    ) -> Iterator[HistoryRecord]:
         """The records of `selection` that the log holds now, partition after partition, each in its order, or (`by_time`) by timestamp.
 
         `rewards_until_ms`: ignore rewards that were written later; None: read them to the end of the log. `clock_error_ms`: the largest
@@ -168,7 +168,7 @@ class History:
         join = partial(_Rewards, self.bus, self.run_id, selection, until_ms=rewards_until_ms, clock_error_ms=clock_error_ms)
         look = Sieve(self.run_id, selection, self.fates, self.bus.codec).look
         for raw, where, (trajectory, entry), found in self._each(selection, look, join if rewards else None, by_time=by_time):
-            yield Told(where=where, time_ms=raw.timestamp()[1], raw=raw, trajectory=trajectory, rewards=found, entry=entry)
+            yield HistoryRecord(where=where, time_ms=raw.timestamp()[1], raw=raw, trajectory=trajectory, rewards=found, entry=entry)
 
     def undecoded(self, selection: Selection = Selection(), *, answered: str = "") -> Iterator[Undecoded]:  # noqa: B008  frozen
         """As `read`, without decoding, and without fates if no filter asks for them: half the work. `answered`: a reward of this name
@@ -249,11 +249,6 @@ class History:
         few = isinstance(where, Offsets) and sum(last - first + 1 for first, last in where.ranges.values()) <= _FEW
         few = few or (isinstance(where, Steps) and where.last - where.first < _FEW_STEPS)
         return profiles.GLIMPSE if few or isinstance(where, Groups) else WHOLE
-
-
-def open_history(bus: Bus, run_id: str) -> History:
-    """The past of one run, its books read to their present end. Raises UserError for an unknown run; DeadlineExceeded, TransportError."""
-    return History(bus, run_id)
 
 
 class _Rewards:

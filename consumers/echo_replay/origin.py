@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from echo_replay.history import History, Told
+from echo_replay.history import History, HistoryRecord
 from echo_replay.ranges import published
 from echo_replay.selection import Fate, Selection, Steps, Versions
 from echo_replay.steps import Step
@@ -105,30 +105,30 @@ def origin_of(history: History, version: int, *, with_samples: bool = True) -> V
         origin.missing += history.missing
         origin.groups = dict(sorted(origin.groups.items(), key=lambda item: (len(item[0]), item[0])))
     if with_samples and version in published(history.log):
-        for told in history.read(Selection(range=Versions(version, version)), rewards=False):
-            origin.became[became(told)] += 1
+        for record in history.read(Selection(range=Versions(version, version)), rewards=False):
+            origin.became[became(record)] += 1
         origin.missing += history.missing
     return origin
 
 
-def became(told: Told) -> str:
+def became(record: HistoryRecord) -> str:
     """A record's fate in words: `trained in v121`, `dropped: stale`, `open`."""
-    if told.fate is Fate.TRAINED:
-        return f"trained in v{told.step}"
-    return told.fate.value if told.drop is None else f"dropped: {told.drop.why.value}"
+    if record.fate is Fate.TRAINED:
+        return f"trained in v{record.step}"
+    return record.fate.value if record.drop is None else f"dropped: {record.drop.why.value}"
 
 
-def _enter(origin: VersionOrigin, samples: Iterable[Told]) -> None:
-    for told in samples:
-        trajectory = told.trajectory
+def _enter(origin: VersionOrigin, samples: Iterable[HistoryRecord]) -> None:
+    for record in samples:
+        trajectory = record.trajectory
         if trajectory is None:
             continue
         group = origin.groups.setdefault(trajectory.group_id, GroupMade(group_id=trajectory.group_id))
         group.num_samples += 1
         group.versions.update(span.version for span in trajectory.version_spans)
-        if told.entry.advantage is not None:
-            group.advantages.append(told.entry.advantage)
-        for name, value in told.rewards.items():
+        if record.entry.advantage is not None:
+            group.advantages.append(record.entry.advantage)
+        for name, value in record.rewards.items():
             group.rewards.setdefault(name, Moments()).add(value)
             origin.rewards.setdefault(name, Moments()).add(value)
         origin.workers[trajectory.worker_id] += 1

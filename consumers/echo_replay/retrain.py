@@ -110,8 +110,8 @@ class TrainingLog:
     def samples(self, version: int, batch: Batch) -> list[Trajectory]:
         """The samples of `batch`, in its order. Raises UserError if the log lacks one or holds another record there; DeadlineExceeded,
         TransportError."""
-        told = self._history.read(Selection(range=Steps(version, version)), rewards=False)
-        found = {(each.where.partition, each.where.offset): each.trajectory for each in told}
+        records = self._history.read(Selection(range=Steps(version, version)), rewards=False)
+        found = {(each.where.partition, each.where.offset): each.trajectory for each in records}
         if self._history.missing:
             raise UserError(
                 f"Some samples of version {version} are missing. {self._history.missing[0]}",

@@ -29,7 +29,7 @@ from echo_bus.client.kafka_errors import translate
 from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import DeadlineExceeded, DeliveryFailed
 from echo_bus.message import raw_headers
-from echo_replay.history import Told
+from echo_replay.history import HistoryRecord
 from echo_schemas.converters import converter_of
 from echo_schemas.errors import UserError
 from echo_schemas.naming import DEAD_LETTER_SUFFIX
@@ -51,7 +51,7 @@ Sleep = Callable[[float], None]
 class Sink(Protocol):
     """Takes records one after another. Exactly one of `finish` and `abandon` ends it."""
 
-    def write(self, told: Told) -> None:
+    def write(self, record: HistoryRecord) -> None:
         """Blocks while the sink is full. Raises TransportError, OSError."""
 
     def finish(self) -> None:
@@ -86,8 +86,8 @@ class StreamSink:
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
-    def write(self, told: Told) -> None:
-        self._stream.write(line_of(told))
+    def write(self, record: HistoryRecord) -> None:
+        self._stream.write(line_of(record))
 
     def finish(self) -> None:
         self._stream.flush()
@@ -104,8 +104,8 @@ class FileSink:
         self._staged = path.with_name(f".{path.name}.{os.getpid()}")
         self._file = self._staged.open("wb")
 
-    def write(self, told: Told) -> None:
-        self._file.write(line_of(told).encode())
+    def write(self, record: HistoryRecord) -> None:
+        self._file.write(line_of(record).encode())
 
     def finish(self) -> None:
         _close_synced(self._file)
@@ -126,22 +126,22 @@ class AvroSink(FileSink):
         metadata = {"echoswarm.about": json.dumps(about)}
         self._writer = AvroWriter(self._file, _replayed_schema(), codec="deflate", metadata=metadata)
 
-    def write(self, told: Told) -> None:
-        raw, drop = told.raw, told.drop
+    def write(self, record: HistoryRecord) -> None:
+        raw, drop = record.raw, record.drop
         self._writer.write(
             {
-                "partition": told.where.partition,
-                "offset": told.where.offset,
-                "time_ms": told.time_ms,
+                "partition": record.where.partition,
+                "offset": record.where.offset,
+                "time_ms": record.time_ms,
                 "key": raw.key(),
                 "headers": [{"name": name, "value": value} for name, value in raw_headers(raw)],
-                "fate": told.fate.value,
-                "step": told.step,
-                "advantage": told.entry.advantage,
+                "fate": record.fate.value,
+                "step": record.step,
+                "advantage": record.entry.advantage,
                 "drop_reason": None if drop is None else drop.why.value,
-                "rewards": dict(told.rewards),
-                "trajectory": None if told.trajectory is None else self._plain(told.trajectory),
-                "unreadable": raw.value() if told.trajectory is None else None,
+                "rewards": dict(record.rewards),
+                "trajectory": None if record.trajectory is None else self._plain(record.trajectory),
+                "unreadable": raw.value() if record.trajectory is None else None,
             }
         )
 
@@ -160,12 +160,12 @@ class FolderSink:
         self._files: dict[int, tuple[IO[bytes], Any]] = {}
         self._counts: dict[int, int] = {}
 
-    def write(self, told: Told) -> None:
-        number = told.where.partition
+    def write(self, record: HistoryRecord) -> None:
+        number = record.where.partition
         if number not in self._files:
             self._files[number] = (self._staged / _file_of(number)).open("wb"), hashlib.sha256()
         file, digest = self._files[number]
-        line = line_of(told).encode()
+        line = line_of(record).encode()
         file.write(line)
         digest.update(line)
         self._counts[number] = self._counts.get(number, 0) + 1
@@ -202,14 +202,19 @@ class TopicSink:
             raise UserError(f"{topic} belongs to the pipeline in the namespace {namespace!r}.", hint="Name a topic of your own.")
         self._problem: KafkaError | None = None
 
-    def write(self, told: Told) -> None:
-        origin = f"{told.raw.topic()}/{told.where.partition}/{told.where.offset}".encode()
-        headers = [*raw_headers(told.raw), (REPLAYED_FROM, origin)]
+    def write(self, record: HistoryRecord) -> None:
+        origin = f"{record.raw.topic()}/{record.where.partition}/{record.where.offset}".encode()
+        headers = [*raw_headers(record.raw), (REPLAYED_FROM, origin)]
         while True:
             self._raise_problem()
             try:
                 self._producer.produce(
-                    self._topic, told.raw.value(), told.raw.key(), on_delivery=self._delivered, timestamp=told.time_ms, headers=headers
+                    self._topic,
+                    record.raw.value(),
+                    record.raw.key(),
+                    on_delivery=self._delivered,
+                    timestamp=record.time_ms,
+                    headers=headers,
                 )
                 break
             except BufferError:
@@ -242,13 +247,13 @@ class TopicSink:
             )
 
 
-def line_of(told: Told) -> str:
+def line_of(record: HistoryRecord) -> str:
     """One line of JSON, all ASCII, so that it holds no terminal control codes: the decoded fields, and under `raw` the bytes in base64."""
-    raw = told.raw
+    raw = record.raw
     content = {
-        "from": {"topic": raw.topic(), "partition": told.where.partition, "offset": told.where.offset},
-        "time_ms": told.time_ms,
-        **spoken(told),
+        "from": {"topic": raw.topic(), "partition": record.where.partition, "offset": record.where.offset},
+        "time_ms": record.time_ms,
+        **spoken(record),
         "raw": {
             "key": _text(raw.key()),
             "value": _text(raw.value()),
@@ -258,16 +263,16 @@ def line_of(told: Told) -> str:
     return json.dumps(content) + "\n"
 
 
-def spoken(told: Told) -> dict[str, Any]:
+def spoken(record: HistoryRecord) -> dict[str, Any]:
     """A trajectory with its fate and rewards, for JSON."""
-    drop = told.drop
+    drop = record.drop
     return {
-        "fate": told.fate.value,
-        "step": told.step,
-        "advantage": told.entry.advantage,
+        "fate": record.fate.value,
+        "step": record.step,
+        "advantage": record.entry.advantage,
         "drop": None if drop is None else {"why": drop.why.value, "learner_version": drop.learner_version, "detail": drop.detail},
-        "rewards": dict(told.rewards),
-        "trajectory": None if told.trajectory is None else _plain(told.trajectory),
+        "rewards": dict(record.rewards),
+        "trajectory": None if record.trajectory is None else _plain(record.trajectory),
     }
 
 
@@ -353,10 +358,10 @@ def _refuse_own(bus: Bus, topic: str) -> None:
         )
 
 
-def at_rate(told: Iterable[Told], rate: float, clock: Clock, sleep: Sleep = time.sleep) -> Iterator[Told]:
+def at_rate(records: Iterable[HistoryRecord], rate: float, clock: Clock, sleep: Sleep = time.sleep) -> Iterator[HistoryRecord]:
     """At most `rate` a second. After a pause of the source there is no burst."""
     due_s = clock.monotonic_s()
-    for each in told:
+    for each in records:
         now_s = clock.monotonic_s()
         if due_s > now_s:
             sleep(due_s - now_s)
@@ -364,11 +369,11 @@ def at_rate(told: Iterable[Told], rate: float, clock: Clock, sleep: Sleep = time
         yield each
 
 
-def at_original_pace(told: Iterable[Told], clock: Clock, sleep: Sleep = time.sleep) -> Iterator[Told]:
-    """Each at its original distance in time from the first one. `told` is in the order of time."""
+def at_original_pace(records: Iterable[HistoryRecord], clock: Clock, sleep: Sleep = time.sleep) -> Iterator[HistoryRecord]:
+    """Each at its original distance in time from the first one. `records` is in the order of time."""
     begun_s = clock.monotonic_s()
     first_ms: int | None = None
-    for each in told:
+    for each in records:
         first_ms = each.time_ms if first_ms is None else first_ms
         early_s = (each.time_ms - first_ms) / 1000 - (clock.monotonic_s() - begun_s)
         if early_s > 0:
@@ -376,11 +381,11 @@ def at_original_pace(told: Iterable[Told], clock: Clock, sleep: Sleep = time.sle
         yield each
 
 
-def replay(told: Iterable[Told], sink: Sink) -> int:
+def replay(records: Iterable[HistoryRecord], sink: Sink) -> int:
     """Write all; return how many. After any failure, an interrupt included, the sink abandons what is half-written. Raises as the sink."""
     count = 0
     try:
-        for each in told:
+        for each in records:
             sink.write(each)
             count += 1
     except BaseException:  # see above

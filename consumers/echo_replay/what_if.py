@@ -25,8 +25,9 @@ from echo_rollout.engines.engine import Engine, Snapshot, SnapshotRef
 from echo_rollout.generation import GroupPrompt, GroupSampler, Sample
 from echo_schemas.errors import UserError
 from echo_schemas.records import RewardTerm
+from echo_settings.sections import ScoringSettings
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.scoring import Attached, Scorer, ScoringLimits
+from echo_streams.scoring import Attached, Scorer
 from echo_tasks.prompts import ChatCodec
 from echo_tasks.rewards import ScoredSample
 
@@ -55,8 +56,8 @@ def read_other_rewards(history: History, steps: range, terms: tuple[RewardTerm, 
     """The values of `terms` in the log, for the samples of some steps. Raises UserError if the log has no such step, TransportError."""
     names = {term.name for term in terms}
     values = {
-        (told.where.partition, told.where.offset): {name: value for name, value in told.rewards.items() if name in names}
-        for told in history.undecoded(Selection(range=Steps(steps.start, steps.stop - 1)))
+        (record.where.partition, record.where.offset): {name: value for name, value in record.rewards.items() if name in names}
+        for record in history.undecoded(Selection(range=Steps(steps.start, steps.stop - 1)))
     }
     return OtherRewards(terms=terms, values=values)
 
@@ -73,7 +74,7 @@ async def measure(
     """Every reward of each of `weights` on the prompts of an evaluation. Starts and closes `engine`. Raises EngineError, UserError for an
     impossible prompt or answer."""
     scorer = Scorer(
-        rewards, run_id="", limits=ScoringLimits(timeout_s=planned.spec.patience_s), metrics=StreamsMetrics(), clock=SystemClock()
+        rewards, run_id="", limits=ScoringSettings(timeout_s=planned.spec.patience_s), metrics=StreamsMetrics(), clock=SystemClock()
     )
     found: list[list[Measured]] = []
     await engine.start()

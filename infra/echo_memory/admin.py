@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicCollection, TopicPartition
@@ -22,18 +22,9 @@ from confluent_kafka.admin import (
 
 from echo_memory.broker import Broker, TopicState
 from echo_memory.log import PartitionLog
-from echo_memory.metadata import PartitionMetadata, cluster_metadata
+from echo_memory.metadata import cluster_metadata, partitions_of
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class DescribedTopic:
-    """describe_topics' answer for one topic."""
-
-    name: str
-    topic_id: str
-    partitions: list[PartitionMetadata]
 
 
 class MemoryAdmin:
@@ -70,10 +61,10 @@ class MemoryAdmin:
 
         return {wanted.topic: self._answer(partial(grow, wanted)) for wanted in partitions}
 
-    def describe_topics(self, topics: TopicCollection, **_: Any) -> dict[str, Future[DescribedTopic]]:
-        def describe(name: str) -> DescribedTopic:
+    def describe_topics(self, topics: TopicCollection, **_: Any) -> dict[str, Future[SimpleNamespace]]:
+        def describe(name: str) -> SimpleNamespace:
             state = self._topic(name)
-            return DescribedTopic(name, state.topic_id, [PartitionMetadata(number) for number in range(len(state.partitions))])
+            return SimpleNamespace(name=name, topic_id=state.topic_id, partitions=partitions_of(state))
 
         return {name: self._answer(partial(describe, name)) for name in topics.topic_names}
 

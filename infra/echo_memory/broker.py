@@ -139,5 +139,5 @@ class Broker:
         for topic, partition in sorted(transaction.partitions):
             log = self.partition(topic, partition)
             if log is not None:
-                log.append_marker(transaction, self.clock.time_ms())
+                log.append(Stored(0, None, None, None, self.clock.time_ms(), transaction, control=True))
         self.changed.notify_all()

@@ -7,7 +7,7 @@ from typing import Any
 
 from echo_bus.clock import Clock, SystemClock
 from echo_memory.admin import MemoryAdmin
-from echo_memory.broker import Broker, Faults, TopicState
+from echo_memory.broker import Broker, TopicState
 from echo_memory.consumer import MemoryConsumer
 from echo_memory.log import PartitionLog
 from echo_memory.producer import MemoryProducer
@@ -18,10 +18,7 @@ class MemoryCluster:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._broker = Broker(clock or SystemClock())
-
-    @property
-    def faults(self) -> Faults:
-        return self._broker.faults
+        self.faults = self._broker.faults
 
     def copy(self) -> MemoryCluster:
         """A new cluster with the same topics, records and offsets, but without groups, open transactions, clients and faults."""

@@ -65,10 +65,6 @@ class PartitionLog:
         self.end += 1
         return record.offset
 
-    def append_marker(self, transaction: Transaction, timestamp_ms: int) -> None:
-        """The control record that ends `transaction` in this partition."""
-        self.append(Stored(0, None, None, None, timestamp_ms, transaction, control=True))
-
     @property
     def last_stable(self) -> int:
         """Offset of the oldest open transaction's first record, or the end."""

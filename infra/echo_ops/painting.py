@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.text import Text
 
 from echo_ops.harmless import harmless
-from echo_replay.history import Told
+from echo_replay.history import HistoryRecord
 from echo_schemas.errors import UserError
 from echo_schemas.records import Trajectory
 
@@ -79,25 +79,25 @@ def passages_of(trajectory: Trajectory) -> Iterator[Passage]:
         yield Passage(position, len(trajectory.tokens), is_generated=False)
 
 
-def paint(told: Told, trajectory: Trajectory, passage: Passage, pieces: Pieces | None, colour: Colour) -> Text:
+def paint(record: HistoryRecord, trajectory: Trajectory, passage: Passage, pieces: Pieces | None, colour: Colour) -> Text:
     """One passage in colour. Without a tokenizer the ids of the tokens stand for their text."""
     tokens = trajectory.tokens[passage.start : passage.end].tolist()
     texts = pieces(tokens) if pieces is not None else [f"{token} " for token in tokens]
-    styles = styles_of(told, trajectory, colour) if passage.is_generated else [_GIVEN] * len(trajectory.tokens)
+    styles = styles_of(record, trajectory, colour) if passage.is_generated else [_GIVEN] * len(trajectory.tokens)
     painted = Text()
     for text, style in zip(texts, styles[passage.start : passage.end], strict=True):
         painted.append(harmless(text, keep_lines=True), style)
     return painted
 
 
-def styles_of(told: Told, trajectory: Trajectory, colour: Colour) -> list[str]:
+def styles_of(record: HistoryRecord, trajectory: Trajectory, colour: Colour) -> list[str]:
     """A style for each token of the episode; only those of generated tokens have a meaning."""
     styles = ["default"] * len(trajectory.tokens)
     if colour is Colour.LOGPROB:
         for at, value in zip(generated_places(trajectory), trajectory.logprob_values.tolist(), strict=True):
             styles[at] = style_of_logprob(value)
-    elif colour is Colour.ADVANTAGE and told.entry.advantage is not None:
-        style = _GOOD if told.entry.advantage > 0 else _BAD if told.entry.advantage < 0 else "default"
+    elif colour is Colour.ADVANTAGE and record.entry.advantage is not None:
+        style = _GOOD if record.entry.advantage > 0 else _BAD if record.entry.advantage < 0 else "default"
         styles = [style] * len(styles)
     elif colour is Colour.VERSION:
         for span in trajectory.version_spans:

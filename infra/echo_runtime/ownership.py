@@ -58,8 +58,12 @@ class Turn:
         self._view.items()
         if self._is_ours:
             return True
-        if self._other is not None:
-            raise _owned(self._other, self._process)
+        if (other := self._other) is not None:
+            raise UserError(
+                f"The namespace {self._process.bus.namespace.name!r} belongs to run {other.run_id!r}, whose learner is alive (session "
+                f"{other.session}); a role of {self._run_id!r} would take its records away from it.",
+                hint="Give this run a [kafka] namespace of its own, or stop the other one first.",
+            )
         if self._listens.expired():
             if not self._needs_learner:
                 return True
@@ -94,11 +98,3 @@ def await_turn(process: RoleProcess, *, needs_learner: bool) -> bool:
             if turn.has_come():
                 return True
     return False
-
-
-def _owned(other: Progress, process: RoleProcess) -> UserError:
-    return UserError(
-        f"The namespace {process.bus.namespace.name!r} belongs to run {other.run_id!r}, whose learner is alive (session {other.session}); "
-        f"a role of {process.bus.run_id!r} would take its records away from it.",
-        hint="Give this run a [kafka] namespace of its own, or stop the other one first.",
-    )

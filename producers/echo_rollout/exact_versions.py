@@ -118,7 +118,7 @@ class ExactVersions:
                 await self._leave(session)
 
     async def _enter(self, version: int, snapshot: Snapshot | None) -> _Session | None:
-        await self._until(lambda: self._may_open() or self._may_join(version))
+        await self._until(lambda: (self._session is None and not self._num_installs_waiting) or self._may_join(version))
         if self._session is not None:
             self._session.users += 1
             return self._session
@@ -158,9 +158,6 @@ class ExactVersions:
             self._is_open = True
             self._session = None
             self._notify()
-
-    def _may_open(self) -> bool:
-        return self._session is None and not self._num_installs_waiting
 
     def _may_join(self, version: int) -> bool:
         session = self._session

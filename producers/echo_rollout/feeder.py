@@ -30,12 +30,12 @@ from echo_bus.requests.issued_requests import IssuedRequest, read_issued
 from echo_bus.requests.roster import Roster
 from echo_core.bottleneck import Place, Use
 from echo_core.closed_seqs import plan_resume
-from echo_core.dispatch import Standing, may_issue, required_version
+from echo_core.dispatch import DispatchState, may_issue, required_version
 from echo_core.patience import Patience, StepPace
 from echo_core.policy import StalenessPolicy
 from echo_core.work_shares import horizon_of
 from echo_rollout.metrics import FeederMetrics
-from echo_rollout.open_seqs import Ledger, OpenRequests, OpenSeqs, standing_of
+from echo_rollout.open_seqs import Ledger, OpenRequests, OpenSeqs, dispatch_state
 from echo_runtime.notices import Notices, Standstill
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import StopSignal
@@ -226,7 +226,7 @@ class Feeder:
             self._steps.saw(progress.version, self.clock.monotonic_s())
         self._plan_lost()
         self._plan_probe(progress)
-        if not self._has_work(standing_of(progress, self._open.undecided)):
+        if not self._has_work(dispatch_state(progress, self._open.undecided)):
             return Hold.PACE
         self._observe()
         self._share()
@@ -241,28 +241,28 @@ class Feeder:
         batch: list[tuple[_Issue, int, RolloutRequest]] = []
         num_new = 0
         while len(batch) < _MAX_BATCH:
-            standing = standing_of(progress, self._open.undecided + num_new)
-            if not self._has_work(standing):
+            state = dispatch_state(progress, self._open.undecided + num_new)
+            if not self._has_work(state):
                 return batch, Hold.PACE
             partition = self._chooser.choose()
             if partition is None:
                 return batch, Hold.WINDOW
-            issue = self._next_issue(standing)
+            issue = self._next_issue(state)
             num_new += issue.purpose is Purpose.TRAIN and not issue.why
-            batch.append((issue, partition, self._request(issue, standing)))
+            batch.append((issue, partition, self._request(issue, state)))
         return batch, None
 
-    def _has_work(self, standing: Standing) -> bool:
+    def _has_work(self, state: DispatchState) -> bool:
         """Whether there is anything that may be written now."""
         while self._lost and not self._open.is_missed(self._lost[0].seq):
             self._lost.popleft()
-        return bool(self._probes or self._lost) or may_issue(standing, self.policy)
+        return bool(self._probes or self._lost) or may_issue(state, self.policy)
 
-    def _next_issue(self, standing: Standing) -> _Issue:
+    def _next_issue(self, state: DispatchState) -> _Issue:
         """Probes first, then missing and new seqs; a lost one after `_NEW_PER_LOST` of these, or when pace lets nothing new in."""
         if self._probes:
             return self._probes.popleft()
-        if self._lost and (self._num_new >= _NEW_PER_LOST or not may_issue(standing, self.policy)):
+        if self._lost and (self._num_new >= _NEW_PER_LOST or not may_issue(state, self.policy)):
             self._num_new = 0
             return self._lost.popleft()
         self._num_new += 1
@@ -307,15 +307,15 @@ class Feeder:
                 metrics.reissued.labels(Why.LOST.value).inc()
         metrics.next_seq.set(self._next_seq)
 
-    def _request(self, issue: _Issue, standing: Standing) -> RolloutRequest:
+    def _request(self, issue: _Issue, state: DispatchState) -> RolloutRequest:
         rollout, now_ms, is_probe = self.settings.rollout, self.clock.time_ms(), issue.purpose is Purpose.PROBE
         patience_s = self._patience.limit_s(self._steps.step_s)
         group_size = rollout.probe_size if is_probe else rollout.group_size
         return replace(
             self._builder.build(issue.seq, issue.purpose, group_size=group_size, sampling=self._sampling),
-            required_version=issue.seq if is_probe else required_version(standing, self.policy),
+            required_version=issue.seq if is_probe else required_version(state, self.policy),
             exact=is_probe,
-            learner_version=standing.version,
+            learner_version=state.version,
             issued_ms=now_ms,
             deadline_ms=None if patience_s is None else now_ms + int(patience_s * 1000),
             resends=issue.resends,

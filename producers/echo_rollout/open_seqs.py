@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from echo_core.dispatch import Standing
+from echo_core.dispatch import DispatchState
 from echo_schemas.columns import seqs_of
 from echo_schemas.records import Progress
 
@@ -24,11 +24,11 @@ from echo_schemas.records import Progress
 _READ_BEHIND_S = 10.0
 
 
-def standing_of(progress: Progress | None, undecided: int) -> Standing:
+def dispatch_state(progress: Progress | None, undecided: int) -> DispatchState:
     """The learner's newest progress and our own count. Before its first progress it is at version 0."""
     if progress is None:
-        return Standing(version=0, published=0, undecided=undecided)
-    return Standing(version=progress.version, published=progress.published, undecided=undecided)
+        return DispatchState(version=0, published=0, undecided=undecided)
+    return DispatchState(version=progress.version, published=progress.published, undecided=undecided)
 
 
 class Ledger:
@@ -96,7 +96,8 @@ class OpenSeqs:
         self._issued: set[int] = set()
         self._progress: Progress | None = None
         self._closed: frozenset[int] = frozenset()
-        self._seen: frozenset[int] = frozenset()
+        self.seen: frozenset[int] = frozenset()
+        """The seqs, not below the floor, of which the learner has seen a record, or that it has decided."""
         self._num_closed = self._num_only_seen = 0
 
     def issued(self, seq: int) -> None:
@@ -105,7 +106,7 @@ class OpenSeqs:
             return
         self._issued.add(seq)
         self._num_closed += seq in self._closed
-        self._num_only_seen -= seq in self._seen and seq not in self._closed
+        self._num_only_seen -= seq in self.seen and seq not in self._closed
 
     def hear(self, progress: Progress) -> None:
         """Take over the learner's newest progress."""
@@ -114,9 +115,9 @@ class OpenSeqs:
         self._progress = progress
         self._issued = {seq for seq in self._issued if seq >= progress.next_seq}
         self._closed = frozenset(seqs_of(progress.next_seq, progress.closed or b""))
-        self._seen = frozenset(seqs_of(progress.next_seq, progress.seen or b"")) | self._closed
+        self.seen = frozenset(seqs_of(progress.next_seq, progress.seen or b"")) | self._closed
         self._num_closed = len(self._closed & self._issued)
-        self._num_only_seen = len(self._seen - self._closed - self._issued)
+        self._num_only_seen = len(self.seen - self._closed - self._issued)
 
     @property
     def undecided(self) -> int:
@@ -127,18 +128,13 @@ class OpenSeqs:
             return max(0, len(self._issued) - max(0, progress.groups_trained + progress.groups_dropped - progress.next_seq))
         return len(self._issued) - self._num_closed + self._num_only_seen
 
-    @property
-    def seen(self) -> frozenset[int]:
-        """The seqs, not below the floor, of which the learner has seen a record, or that it has decided."""
-        return self._seen
-
     def is_answered(self, seq: int) -> bool:
         """Whether the learner has decided `seq`, or seen a record of it."""
-        return seq in self._seen or (self._progress is not None and seq < self._progress.next_seq)
+        return seq in self.seen or (self._progress is not None and seq < self._progress.next_seq)
 
     def is_missed(self, seq: int) -> bool:
         """Whether `seq` was issued, and the learner has neither decided it nor seen a record of it."""
-        return seq in self._issued and seq not in self._seen
+        return seq in self._issued and seq not in self.seen
 
 
 class OpenRequests:

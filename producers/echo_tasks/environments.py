@@ -98,7 +98,7 @@ class GymEpisode:
         except ValueError as exc:
             return Turn(observation=f"{exc}", reward=self._task.bad_answer, done=is_last, info={"refused": True})
         observation, reward, done, info = _read_step(self._environment.step(meant))
-        return Turn(observation=self._task.show(observation), reward=_number(reward), done=done or is_last, info=_mapping(info))
+        return Turn(observation=self._task.show(observation), reward=_number(reward), done=done or is_last, info=info)
 
     def close(self) -> None:
         """Close the environment, if it was made and can be closed."""
@@ -123,11 +123,11 @@ def _first_observation(result: Any) -> Any:
     return getattr(result, "observation", result)
 
 
-def _read_step(result: Any) -> tuple[Any, Any, bool, Any]:
+def _read_step(result: Any) -> tuple[Any, Any, bool, Mapping[str, Any]]:
     """Observation, reward, whether the episode is over, and info."""
     if isinstance(result, tuple) and len(result) in {4, 5}:
         observation, reward, *endings, info = result
-        return observation, reward, any(endings), info
+        return observation, reward, any(endings), info if isinstance(info, Mapping) else {}
     endings = [getattr(result, name) for name in ("done", "terminated", "truncated") if hasattr(result, name)]
     if hasattr(result, "observation") and hasattr(result, "reward") and endings:
         return result.observation, result.reward, any(endings), {}
@@ -144,7 +144,3 @@ def _number(reward: Any) -> float:
     if not math.isfinite(value):
         raise UnknownForm(f"step() returned the reward {value}.")
     return value
-
-
-def _mapping(info: Any) -> Mapping[str, Any]:
-    return info if isinstance(info, Mapping) else {}

@@ -68,8 +68,10 @@ class GroupAssembler:
         # A heap of (minus the distance to the read position of its partition, place): the reward needed last comes first. Joined ones stay
         # for a while.
         self._far: list[tuple[int, int, int]] = []
-        self._open_bytes = 0
-        self._num_whole = 0
+        self.open_bytes = 0
+        """Approximate memory of the records of open groups."""
+        self.num_whole = 0
+        """Groups with a whole attempt, which wait for rewards or to be taken: what back-pressure counts."""
         self._settled: dict[Coordinates, int] = {}
         self._restored_settled = state.settled if state else frozenset()
         self._restored_read_to = dict(state.trajectory_read_to) if state else {}
@@ -159,23 +161,13 @@ class GroupAssembler:
         return len(self._open)
 
     @property
-    def open_bytes(self) -> int:
-        """Approximate memory of the records of open groups."""
-        return self._open_bytes
-
-    @property
     def num_ready(self) -> int:
         """Groups that wait to be taken."""
         return sum(group.ready is not None for group in self._open.values())
 
     @property
-    def num_whole(self) -> int:
-        """Groups with a whole attempt, which wait for rewards or to be taken: what back-pressure counts."""
-        return self._num_whole
-
-    @property
     def whole_in(self) -> Counter[int]:
-        """The same number for each partition."""
+        """`num_whole` for each partition."""
         return Counter(chain.from_iterable(group.partitions() for group in self._open.values() if group.chosen is not None))
 
     @property
@@ -312,20 +304,20 @@ class GroupAssembler:
             self._by_place[where] = (trajectory.seq, sample)
             num_bytes = _bytes_of(trajectory)
             group.num_bytes += num_bytes
-            self._open_bytes += num_bytes
+            self.open_bytes += num_bytes
             for at, reward in early:
                 if _judges(reward, trajectory):
                     self._join(trajectory.seq, sample, at, reward)
             if group.chosen is None and len(members) == trajectory.group_size:
                 group.chosen = trajectory.attempt
                 group.waited_s = 0.0
-                self._num_whole += 1
+                self.num_whole += 1
                 self._make_ready(group)
-        if len(self._open) - self._num_whole > self._limits.max_open_groups:
+        if len(self._open) - self.num_whole > self._limits.max_open_groups:
             oldest = min(seq for seq, group in self._open.items() if group.chosen is None)
             detail = f"More than {self._limits.max_open_groups} groups without a whole attempt were open."
             self._drop_group(self._open[oldest], DropReason.EVICTED, detail)
-        while self._open_bytes > self._limits.max_open_bytes:
+        while self.open_bytes > self._limits.max_open_bytes:
             largest = max(self._open.values(), key=lambda each: (each.num_bytes, -each.seq))
             self._drop_group(largest, DropReason.EVICTED, f"Open groups held more than {self._limits.max_open_bytes} bytes.")
 
@@ -376,8 +368,8 @@ class GroupAssembler:
     def _close(self, group: _Open, yielded: set[Coordinates], why: DropReason, reasons: dict[Coordinates, DropReason]) -> None:
         """Close the seq; each of its open records that is not yielded becomes a drop."""
         del self._open[group.seq]
-        self._open_bytes -= group.num_bytes
-        self._num_whole -= group.chosen is not None
+        self.open_bytes -= group.num_bytes
+        self.num_whole -= group.chosen is not None
         self._closed.close(group.seq)
         for sample in group.samples():
             del self._by_place[sample.where]

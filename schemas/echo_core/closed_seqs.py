@@ -17,17 +17,13 @@ _MOST_MISSING = 10_000
 class ClosedSeqs:
     """A set of seqs that only grows. Its memory is the number of closed seqs above the oldest open one."""
 
-    __slots__ = ("_above", "_floor")
+    __slots__ = ("_above", "floor")
 
     def __init__(self, floor: int = 0, above: Iterable[int] = ()) -> None:
-        self._floor = floor
+        self.floor = floor
+        """Every seq below is closed."""
         self._above = {seq for seq in above if seq >= floor}
         self._raise_floor()
-
-    @property
-    def floor(self) -> int:
-        """Every seq below is closed."""
-        return self._floor
 
     @property
     def above(self) -> frozenset[int]:
@@ -36,16 +32,16 @@ class ClosedSeqs:
 
     def from_seq(self, base: int) -> Iterable[int]:
         """The closed seqs at or above `base`, where `base` is not far below the floor; in no order."""
-        yield from range(base, self._floor)
+        yield from range(base, self.floor)
         yield from (seq for seq in self._above if seq >= base)
 
     @property
     def num_closed(self) -> int:
         """Number of closed seqs. A seq that another thread is closing may not be counted yet."""
-        return self._floor + len(self._above)
+        return self.floor + len(self._above)
 
     def __contains__(self, seq: int) -> bool:
-        return seq < self._floor or seq in self._above
+        return seq < self.floor or seq in self._above
 
     def close(self, seq: int) -> bool:
         """Close `seq`; False if it was closed before."""
@@ -56,9 +52,9 @@ class ClosedSeqs:
         return True
 
     def _raise_floor(self) -> None:
-        while self._floor in self._above:
-            self._above.remove(self._floor)
-            self._floor += 1
+        while self.floor in self._above:
+            self._above.remove(self.floor)
+            self.floor += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,9 @@ def headers_of(record: Record, *, source: str, time_ms: int) -> list[Header]:
     `echo-version` shows a stale trajectory without decoding its body; an exempt trajectory has none, because it is never stale. `source`:
     the writer's client id. Called for every record, so repeated parts are cached."""
     group_id = getattr(record, "group_id", None)
-    headers = headers_for(record.SCHEMA, _id_of(record), run_id=record.run_id, group_id=group_id, source=source, time_ms=time_ms)
+    # A trajectory's own name, so that a consumer can recognise duplicates.
+    name = record.name.encode() if isinstance(record, Trajectory) else fresh_name()
+    headers = headers_for(record.SCHEMA, name, run_id=record.run_id, group_id=group_id, source=source, time_ms=time_ms)
     if isinstance(record, Trajectory) and not record.is_exempt:
         headers.append((VERSION, b"%d" % record.min_version))
     return headers
@@ -82,11 +84,6 @@ def _text(headers: Iterable[Header] | None, name: str) -> str | None:
         if key == name and value is not None:
             return value.decode(errors="replace")
     return None
-
-
-def _id_of(record: Record) -> bytes:
-    """A trajectory's own name, so that a consumer can recognise duplicates; a fresh id for other records."""
-    return record.name.encode() if isinstance(record, Trajectory) else fresh_name()
 
 
 @functools.cache

@@ -76,10 +76,6 @@ def missing_rewards_key(run_id: str) -> str:
     return f"{run_id}/missing_rewards"
 
 
-def _progress_key(record: Any) -> str:
-    return missing_rewards_key(record.run_id) if isinstance(record, MissingRewards) else _run_id(record)
-
-
 def attachment_key(run_id: str, application: str) -> str:
     """`<run>/reward/<application>`: the key of the orders to one reward application."""
     return f"{run_id}/reward/{application}"
@@ -110,7 +106,12 @@ REWARDS = Topic("rewards", (Reward,), _group_id, placed=True, author=lambda rewa
 STEPS = Topic("steps", (StepReport, SessionClaim, Chunk), _run_id, placed=True)
 DROPS = Topic("drops", (Drop,), _group_id)
 EVALS = Topic("evals", (Eval,), _run_id)
-PROGRESS = Topic("progress", (Progress, MissingRewards), _progress_key, compacted=True)
+PROGRESS = Topic(
+    "progress",
+    (Progress, MissingRewards),
+    lambda record: missing_rewards_key(record.run_id) if isinstance(record, MissingRewards) else _run_id(record),
+    compacted=True,
+)
 WEIGHTS = Topic(
     "weights",
     (WeightManifest,),

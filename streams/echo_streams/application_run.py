@@ -23,7 +23,7 @@ from echo_streams.intake import Intake
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
 from echo_streams.processing import Processor
-from echo_streams.scoring import Attached, RewardChoice, Scorer, ScoringLimits
+from echo_streams.scoring import Attached, RewardChoice, Scorer
 from echo_streams.second_look import SecondLook, read_again
 from echo_streams.security import login_of
 from echo_tasks.rewards import RewardKind
@@ -101,11 +101,10 @@ class ApplicationRun:
 
     def _processor(self, pool: ScoringPool | None, metrics: StreamsMetrics) -> Processor:
         process, settings, bus = self.process, self.process.settings, self.process.bus
-        scoring = settings.scoring
         scorer = Scorer(
             self.attached,
             run_id=settings.run.name,
-            limits=ScoringLimits(timeout_s=scoring.timeout_s, retries=scoring.retries, concurrency=scoring.concurrency),
+            limits=settings.scoring,
             metrics=metrics,
             clock=process.clock,
             pool=pool,

@@ -20,6 +20,7 @@ from echo_bus.clock import Clock
 from echo_core.evaluation import EVALUATION
 from echo_runtime.notices import Notices
 from echo_schemas.records import Coordinates, Purpose, Reward, RewardOutcome, Trajectory
+from echo_settings.sections import ScoringSettings
 from echo_streams.fuse import Fuse, NotCalled
 from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
@@ -48,15 +49,6 @@ class RewardChoice:
         if trajectory.purpose is not Purpose.EVAL:
             return self.run
         return self.evaluations.get(trajectory.metadata.get(EVALUATION, ""), self.run)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoringLimits:
-    """`timeout_s` of one call, unless the function has its own; `retries` after a failure; `concurrency` of one function's calls."""
-
-    timeout_s: float = 5.0
-    retries: int = 1
-    concurrency: int = 64
 
 
 def never() -> str:
@@ -124,7 +116,7 @@ class Scorer:
         attached: Sequence[Attached],
         *,
         run_id: str,
-        limits: ScoringLimits,
+        limits: ScoringSettings,
         metrics: StreamsMetrics,
         clock: Clock,
         pool: ScoringPool | None = None,

@@ -36,7 +36,7 @@ from echo_memory.message import MemoryMessage
 from echo_rollout.holding import AskersTime
 from echo_rollout.intake import RequestIntake, Work
 from echo_rollout.joining import ready_others
-from echo_rollout.open_seqs import Ledger, OpenRequests, OpenSeqs, standing_of
+from echo_rollout.open_seqs import Ledger, OpenRequests, OpenSeqs, dispatch_state
 from echo_rollout.receipts import Receipts
 from echo_schemas.codec import Codec
 from echo_schemas.projection import Projection
@@ -54,10 +54,11 @@ from echo_schemas.records import (
 from echo_schemas.topics import REPLIES
 from echo_settings import Settings
 from echo_settings.rules import staleness_policy
+from echo_settings.sections import ScoringSettings
 from echo_streams.intake import Intake as HeaderIntake
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.processing import Processor
-from echo_streams.scoring import Attached, Scorer, ScoringLimits
+from echo_streams.scoring import Attached, Scorer
 from echo_tasks.rewards import ScoredSample, reward
 from tests.fuzz.mutations import NAMESPACE, NUM_PARTITIONS, RUN
 
@@ -144,7 +145,9 @@ class RewardApplication(Reader):
         function = reward(name="exact")(exact)
         metrics = StreamsMetrics(CollectorRegistry())
         wire = Wire(namespace=NAMESPACE, role="r", codec=codec, clock=self.clock, run_id=RUN)
-        scorer = Scorer([Attached(name="exact", function=function)], run_id=RUN, limits=ScoringLimits(), metrics=metrics, clock=self.clock)
+        scorer = Scorer(
+            [Attached(name="exact", function=function)], run_id=RUN, limits=ScoringSettings(), metrics=metrics, clock=self.clock
+        )
         intake = HeaderIntake(RUN, budget=2, drop_stale=True)
         self._processor = Processor(wire, scorer, intake, group="g", learner_version=lambda: 7, metrics=metrics)
         self._processor.set_num_partitions(NUM_PARTITIONS)
@@ -230,9 +233,9 @@ class FeederPace(Reader):
     def read(self, message: Message) -> None:
         progress = message.record
         if isinstance(progress, Progress):
-            standing, policy = standing_of(progress, 3), staleness_policy(SETTINGS)
-            may_issue(standing, policy)
-            required_version(standing, policy)
+            state, policy = dispatch_state(progress, 3), staleness_policy(SETTINGS)
+            may_issue(state, policy)
+            required_version(state, policy)
             self._pace.saw(progress.version, self.clock.monotonic_s())
             horizon_of(3, self._pace.step_s)
             self.clock.advance(0.1)

@@ -23,7 +23,7 @@ from echo_core.patience import Patience
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.replies import PARTITION, ReplyInbox
-from echo_learner.sequential.requesting import Ask, Closing, ReplyFate, RequestLedger, SeqState
+from echo_learner.sequential.requesting import Closing, ReplyFate, RequestLedger, SeqState
 from echo_schemas.errors import UserError
 from echo_schemas.records import Purpose, ReplyOutcome, RewardTerm, RolloutReply, RolloutRequest, Sampling
 from echo_schemas.topics import REQUESTS
@@ -87,10 +87,6 @@ class BatchRequests:
     def is_issued(self, seq: int) -> bool:
         """Whether `seq` was ever requested. From any thread."""
         return seq < self.ledger.next_seq
-
-    def on_its_way(self, ask: Ask) -> None:
-        """Wait for a request of an earlier session."""
-        self.ledger.adopt(ask)
 
     def next_batch(self, version: int, terms: tuple[RewardTerm, ...], timeout_s: float) -> tuple[ChosenGroup, ...] | None:
         """The groups of the next batch; None if they are not there within `timeout_s`, or after `Intake.wake`.

@@ -114,6 +114,6 @@ def open_asking(
         )
         heard.append(asking)
         for ask in left_over.on_their_way:
-            asking.on_its_way(ask)
+            asking.ledger.adopt(ask)
         inbox.start()
         yield asking

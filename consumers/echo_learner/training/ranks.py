@@ -26,22 +26,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 
 from echo_bus.clock import Deadline
-from echo_core.normalisation import Normalisation
 from echo_embedded.guard import Guard
 from echo_embedded.ports import free_ports
 from echo_learner.commit.fsync import sync_tree
 from echo_learner.commit.snapshot import SnapshotFiles
-from echo_learner.losses.config import ReferenceKl
 from echo_learner.training.batch import TrainingBatch
-from echo_learner.training.cut import Cut
-from echo_learner.training.deepspeed_setup import OptimizerConfig, RankPlace
-from echo_learner.training.policy_model import PolicyConfig
+from echo_learner.training.deepspeed_setup import RankPlace
 from echo_learner.training.trainer import DeepSpeedTrainer, TrainerConfig, TrainingDiverged, TrainResult
 from echo_runtime.logs import set_up_logs_as_parent
 from echo_schemas.errors import UserError
-from echo_schemas.records import WeightKind
 
 logger = logging.getLogger(__name__)
 
@@ -284,18 +280,6 @@ def _start_rank(config: TrainerConfig, first: RankPlace, rank: int) -> subproces
     return subprocess.Popen([sys.executable, "-m", "echo_learner.training.ranks"], env=environment)
 
 
-def _config_from(text: str) -> TrainerConfig:
-    content = json.loads(text)
-    policy = content.pop("policy")
-    return TrainerConfig(
-        policy=PolicyConfig(**{**policy, "kind": WeightKind(policy["kind"]), "cut": Cut(**policy["cut"])}),
-        optimizer=OptimizerConfig(**content.pop("optimizer")),
-        kl=ReferenceKl(**content.pop("kl")),
-        normalisation=Normalisation(content.pop("normalisation")),
-        **content,
-    )
-
-
 if __name__ == "__main__":
     set_up_logs_as_parent()
-    follow(_config_from(os.environ[_CONFIG_VARIABLE]))
+    follow(TypeAdapter(TrainerConfig).validate_json(os.environ[_CONFIG_VARIABLE]))

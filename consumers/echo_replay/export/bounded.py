@@ -24,7 +24,7 @@ from echo_replay.export.columns import (
 from echo_replay.export.layout import Slot, Table
 from echo_replay.export.manifest import ExportedFile, ExportManifest
 from echo_replay.export.table_file import write_whole
-from echo_replay.history import History, Told
+from echo_replay.history import History, HistoryRecord
 from echo_replay.run_log import read_drops
 from echo_schemas.errors import UserError
 from echo_schemas.records import WorkerStatus
@@ -45,12 +45,14 @@ def folder_of_part() -> Iterator[Path]:
         ) from exc
 
 
-def load_part(history: History, told: Iterator[Told], most: int, home: Path, deadline: Deadline | None = None) -> ExportManifest:
-    """Write the records `told` into `home`, an empty folder. Raises UserError if they are more than `most`, or not read by `deadline`;
+def load_part(
+    history: History, records: Iterator[HistoryRecord], most: int, home: Path, deadline: Deadline | None = None
+) -> ExportManifest:
+    """Write the records `records` into `home`, an empty folder. Raises UserError if they are more than `most`, or not read by `deadline`;
     OSError, TransportError."""
     files: list[ExportedFile] = []
     names: tuple[str, ...] = ()
-    for number, batch in enumerate(_batches(told, most, deadline)):
+    for number, batch in enumerate(_batches(records, most, deadline)):
         names = choose_names(names, {name for each in batch for name in each.rewards})
         table = trajectories_table(batch, names)
         files.append(write_whole(home, Slot(Table.TRAJECTORIES, 0, number), table))
@@ -74,9 +76,9 @@ def load_part(history: History, told: Iterator[Told], most: int, home: Path, dea
     )
 
 
-def _batches(told: Iterator[Told], most: int, deadline: Deadline | None) -> Iterator[list[Told]]:
+def _batches(records: Iterator[HistoryRecord], most: int, deadline: Deadline | None) -> Iterator[list[HistoryRecord]]:
     num_read = 0
-    while batch := list(itertools.islice(told, _ROWS_AT_ONCE)):
+    while batch := list(itertools.islice(records, _ROWS_AT_ONCE)):
         num_read += len(batch)
         if num_read > most:
             raise UserError(

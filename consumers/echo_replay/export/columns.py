@@ -17,7 +17,7 @@ from echo_bus.client.cluster import RawMessage
 from echo_replay.export.arrays import KAFKA, PLACE, attribute_array, messages_array, numbers_array
 from echo_replay.export.layout import Table
 from echo_replay.fates import BookEntry
-from echo_replay.history import Told
+from echo_replay.history import HistoryRecord
 from echo_replay.steps import Step
 from echo_schemas.records import Drop, Reward, WorkerStatus
 
@@ -204,23 +204,23 @@ def names_in(schema: Any) -> frozenset[str]:
     return frozenset(name.removeprefix(REWARD_PREFIX) for name in schema.names if name.startswith(REWARD_PREFIX))
 
 
-def trajectories_table(told: Sequence[Told], reward_names: Iterable[str]) -> Any:
-    """A row for each of `told`. An unreadable record has only fate and `kafka`."""
+def trajectories_table(records: Sequence[HistoryRecord], reward_names: Iterable[str]) -> Any:
+    """A row for each of `records`. An unreadable record has only fate and `kafka`."""
     schema = schema_of(reward_names)
-    records = [each.trajectory for each in told]
-    tokens = numbers_array([None if record is None else record.token_ids for record in records], pa.int32())
-    logprobs = numbers_array([None if record is None else record.logprobs for record in records], pa.float32())
+    trajectories = [each.trajectory for each in records]
+    tokens = numbers_array([None if trajectory is None else trajectory.token_ids for trajectory in trajectories], pa.int32())
+    logprobs = numbers_array([None if trajectory is None else trajectory.logprobs for trajectory in trajectories], pa.float32())
     columns = {
         "tokens": tokens,
         "logprobs": logprobs,
         "num_tokens": pc.list_value_length(tokens).cast(pa.int64()),
         "num_generated": pc.list_value_length(logprobs).cast(pa.int64()),
-        **fate_columns([each.entry for each in told]),
-        "kafka": messages_array([each.raw for each in told]),
+        **fate_columns([each.entry for each in records]),
+        "kafka": messages_array([each.raw for each in records]),
     }
     for name in names_in(schema):
-        columns[REWARD_PREFIX + name] = pa.array([each.rewards.get(name) for each in told], pa.float64())
-    return _table(records, schema, columns)
+        columns[REWARD_PREFIX + name] = pa.array([each.rewards.get(name) for each in records], pa.float64())
+    return _table(trajectories, schema, columns)
 
 
 def fate_columns(entries: Sequence[BookEntry]) -> dict[str, Any]:
@@ -247,12 +247,12 @@ def judged_table(rewards: Sequence[Reward]) -> Any:
     return _rewards_of(rewards, pa.nulls(len(rewards), KAFKA))
 
 
-def known_rewards_table(told: Iterable[Told]) -> Any:
+def known_rewards_table(records: Iterable[HistoryRecord]) -> Any:
     """The same from a history, which has only record, name and value."""
     return pa.Table.from_pylist(
         [
             {"trajectory": asdict(each.where), "name": name, "outcome": "scored", "value": value}
-            for each in told
+            for each in records
             for name, value in each.rewards.items()
         ],
         schema=_REWARDS,

@@ -1,7 +1,7 @@
 """An export as a read-only log: a bus over its files, from which a history reads as from Kafka. Imports pyarrow.
 
     home, manifest = open_export(folder)
-    with open_history(bus_of(home, manifest), manifest.run_id) as history: ...
+    with History(bus_of(home, manifest), manifest.run_id) as history: ...
 
 It holds the records that the manifest names. Trajectories and rewards are encoded from their columns on demand: equal records, but not the
 signed bytes, so no signature is verified here. Memory: 24 bytes a record of a stride that was read, and `_KEPT_BYTES` of columns.

@@ -54,7 +54,7 @@ from echo_replay.export.records import kept_topics, newest_records, own_records
 from echo_replay.export.refreshing import News, count_unsettled, refresh
 from echo_replay.export.table_file import StagedFile, row_groups, schema_in, write_whole
 from echo_replay.export.writing import Writing
-from echo_replay.history import History, Told, open_history
+from echo_replay.history import History, HistoryRecord
 from echo_replay.raw_log import RawLog
 from echo_replay.reward_columns import RewardColumns, RewardJoin
 from echo_replay.run_log import read_drops
@@ -115,7 +115,7 @@ def _export(bus: Bus, run_id: str, home: Path, stride: int) -> Exported:
     manifest = known or ExportManifest(run_id=run_id, namespace=bus.namespace.name, identity=identity, stride=stride)
     drops, doubts = read_drops(bus, run_id)
     with ExitStack() as stack:
-        history = stack.enter_context(open_history(bus, run_id))
+        history = stack.enter_context(History(bus, run_id))
         writing = stack.enter_context(Writing(home))
         export = _Export(bus, home, manifest, history, writing)
         export.notes += doubts
@@ -197,8 +197,8 @@ class _Export:
         self._names = choose_names(self._names, columns.names)
         news = News(partition=number, fates=self._history.fates, rewards=columns, names=self._names)
         written: set[Slot] = set()
-        told = self._told(number, start, end)
-        for first, stride in itertools.groupby(told, lambda each: each.where.offset - each.where.offset % self._manifest.stride):
+        records = self._records(number, start, end)
+        for first, stride in itertools.groupby(records, lambda each: each.where.offset - each.where.offset % self._manifest.stride):
             written |= self._write_stride(number, first, stride, news)
             # Rewards of later strides are not joined yet, so commit only trajectories so far.
             self._ranges.setdefault(TRAJECTORIES.name, {})[number] = (begun, min(first + self._manifest.stride, end))
@@ -277,7 +277,7 @@ class _Export:
             self._missing.append(sentence)
             self._fresh_missing.append(sentence)
 
-    def _told(self, number: int, start: int, end: int) -> Iterator[Told]:
+    def _records(self, number: int, start: int, end: int) -> Iterator[HistoryRecord]:
         if start < end:
             yield from self._history.read(Selection(range=Offsets({number: (start, end - 1)})), rewards=False)
 
@@ -323,10 +323,10 @@ class _Export:
             self._writing.write(file, table)
         return file
 
-    def _write_stride(self, number: int, first: int, told: Iterable[Told], news: News) -> set[Slot]:
+    def _write_stride(self, number: int, first: int, records: Iterable[HistoryRecord], news: News) -> set[Slot]:
         """Write one file for each bucket of versions in a stride. Returns the written slots."""
         staged: dict[Slot, tuple[StagedFile, Any]] = {}
-        for slot, batch in self._by_slot(number, first, told):
+        for slot, batch in self._by_slot(number, first, records):
             if slot not in staged:
                 staged[slot] = self._begin(slot, news)
             file, schema = staged[slot]
@@ -337,12 +337,12 @@ class _Export:
             self._writing.finish(file)
         return set(staged)
 
-    def _by_slot(self, number: int, first: int, told: Iterable[Told]) -> Iterator[tuple[Slot, list[Told]]]:
+    def _by_slot(self, number: int, first: int, records: Iterable[HistoryRecord]) -> Iterator[tuple[Slot, list[HistoryRecord]]]:
         """Batches of one slot each, every slot in the order of the log."""
         slot = Slot(Table.TRAJECTORIES, number, first)
-        waiting: dict[str, list[Told]] = {}
+        waiting: dict[str, list[HistoryRecord]] = {}
         num_bytes: dict[str, int] = {}
-        for each in told:
+        for each in records:
             bucket = bucket_of(None if each.trajectory is None else each.trajectory.max_version, self._manifest.bucket)
             mine = waiting.setdefault(bucket, [])
             mine.append(each)

@@ -30,7 +30,7 @@ from echo_settings import Settings
 from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import begin_process, described
-from echo_streams.scoring import Attached, Judgeable, Judgement, Scorer, ScoringLimits
+from echo_streams.scoring import Attached, Judgeable, Judgement, Scorer
 from echo_tasks.catalogue import load_reward
 from echo_tasks.rewards import RewardKind, ScoredSample, sample_of
 
@@ -44,13 +44,12 @@ COST = "cost_usd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errand:
+class ScoringTask:
     """The task of a scoring process. `path`: the function, as on the command line."""
 
     path: str
     order: RescoreOrder
     settings: Settings
-    limits: ScoringLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,15 +99,15 @@ def unpack_answers(data: bytearray) -> list[tuple[int, Answer]]:
     return found
 
 
-def serve(errand: Errand, incoming: Connection, outgoing: Connection) -> None:
+def serve(task: ScoringTask, incoming: Connection, outgoing: Connection) -> None:
     """The main function of a scoring process."""
     # A process group of its own, so that a kill also ends the processes that a function forks.
     os.setpgid(0, 0)
-    begin_process(errand.settings.scoring.memory_mb)
+    begin_process(task.settings.scoring.memory_mb)
     out = Answers(functools.partial(os.write, outgoing.fileno()))
     try:
-        entry = Attached(name=errand.path, function=load_reward(errand.path))
-        worker = Worker(entry, errand, open_codec(errand.settings), out)
+        entry = Attached(name=task.path, function=load_reward(task.path))
+        worker = Worker(entry, task, open_codec(task.settings), out)
     except UserError as exc:
         out.send(0, BROKEN, error=exc.message)
         return
@@ -171,10 +170,10 @@ class Answers:
 class Worker:
     """Applies one function to the messages of chunks."""
 
-    def __init__(self, entry: Attached, errand: Errand, codec: Codec, out: Answers) -> None:
-        self._entry, self._order, self._codec, self._out = entry, errand.order, codec, out
+    def __init__(self, entry: Attached, task: ScoringTask, codec: Codec, out: Answers) -> None:
+        self._entry, self._order, self._codec, self._out = entry, task.order, codec, out
         self._clock = SystemClock()
-        self._scorer = Scorer([entry], run_id=errand.order.run_id, limits=errand.limits, metrics=StreamsMetrics(), clock=self._clock)
+        self._scorer = Scorer([entry], run_id=task.order.run_id, limits=task.settings.scoring, metrics=StreamsMetrics(), clock=self._clock)
 
     def work(self, chunk: bytes, runner: asyncio.Runner) -> None:
         """Write an answer to each message of a chunk."""

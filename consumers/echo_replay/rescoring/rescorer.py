@@ -89,7 +89,7 @@ class ValueTable:
         return np.array(self._new, np.float64), np.array(self._other, np.float64), np.array(self._groups, np.int64)
 
 
-class Broken(Exception):
+class NoSampleScored(Exception):
     """None of the first samples got a value; nothing was written. `answer`: the first one's."""
 
     def __init__(self, num: int, answer: Answer) -> None:
@@ -99,7 +99,7 @@ class Broken(Exception):
 
 def rescore(
     order: RescoreOrder,
-    told: Iterable[Undecoded],
+    records: Iterable[Undecoded],
     team: Team,
     sink: RewardSink,
     *,
@@ -108,11 +108,11 @@ def rescore(
     tried: Callable[[Estimate], bool] = lambda _estimate: True,
 ) -> Rescored:
     """Score and write every sample without a record. `tried` is called once, after the first samples: it returns whether to go on. Raises
-    Broken, UserError if the function cannot be imported, and as `told` and the sink do."""
+    NoSampleScored, UserError if the function cannot be imported, and as `records` and the sink do."""
     with seldom_collected(), ThreadPoolExecutor(1, thread_name_prefix="rescore") as thread:
         work = _Rescore(order, sink, codec, clock, thread)
         is_tried = False
-        for judged in team.judge(_chunks(work.wanted(told))):
+        for judged in team.judge(_chunks(work.wanted(records))):
             work.take(judged)
             if not is_tried and work.num_answered >= TRIED:
                 is_tried = True
@@ -140,10 +140,10 @@ class _Rescore:
         self._writing: Future[None] | None = None
         self._flushed_s = clock.monotonic_s()
 
-    def wanted(self, told: Iterable[Undecoded]) -> Iterator[Item]:
+    def wanted(self, records: Iterable[Undecoded]) -> Iterator[Item]:
         """The samples without a record of this name."""
         rescored = self.rescored
-        for each in told:
+        for each in records:
             identity = each.identity
             if identity is None:
                 rescored.num_unreadable += 1
@@ -178,9 +178,9 @@ class _Rescore:
             self._waiting.append((item, answer.record or self._record(item, answer, answer.outcome)))
 
     def passes(self, tried: Callable[[Estimate], bool]) -> bool:
-        """Whether to go on after the first samples. Raises Broken if none has got a value."""
+        """Whether to go on after the first samples. Raises NoSampleScored if none has got a value."""
         if self._first_failed is not None and not self.rescored.outcomes[RewardOutcome.SCORED]:
-            raise Broken(self.num_answered, self._first_failed)
+            raise NoSampleScored(self.num_answered, self._first_failed)
         return tried(Estimate(num=self.num_answered, call_s=self._call_s, cost_usd=self.rescored.cost_usd))
 
     def flush(self, *, only_if_due: bool = False) -> None:

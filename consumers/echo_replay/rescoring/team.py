@@ -24,7 +24,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from echo_replay.rescoring.inside import BROKEN, READY, Answer, Errand, pack_chunk, serve, unpack_answers
+from echo_replay.rescoring.inside import BROKEN, READY, Answer, ScoringTask, pack_chunk, serve, unpack_answers
 from echo_schemas.errors import UserError
 from echo_schemas.records import Coordinates, RewardOutcome
 from echo_streams.intake import Identity
@@ -68,14 +68,14 @@ Judged = tuple[Item, Answer]
 class Team:
     """`num` scoring processes. A context manager: at its end it kills them and all processes that they forked."""
 
-    def __init__(self, errand: Errand, function: RewardFunction, num: int) -> None:
+    def __init__(self, task: ScoringTask, function: RewardFunction, num: int) -> None:
         """Raises UserError once a process cannot import the function."""
         self._function = function
-        limit_s = errand.limits.timeout_s if function.timeout_s is None else function.timeout_s
-        self._limit_s = limit_s
-        silence_s = limit_s * (1 + errand.limits.retries) + (_ASYNC_GRACE_S if function.kind is RewardKind.ASYNC else 0.0)
+        scoring = task.settings.scoring
+        self._limit_s = scoring.timeout_s if function.timeout_s is None else function.timeout_s
+        silence_s = self._limit_s * (1 + scoring.retries) + (_ASYNC_GRACE_S if function.kind is RewardKind.ASYNC else 0.0)
         self.num_processes, self.is_async = num, function.kind is RewardKind.ASYNC
-        self._new = partial(_Process, errand, silence_s)
+        self._new = partial(_Process, task, silence_s)
         self._processes = [self._new() for _ in range(num)]
         self._num_ended = 0
         self.num_replaced = 0
@@ -141,7 +141,7 @@ class Team:
 class _Process:
     """One scoring process and its chunks, the one in work first."""
 
-    def __init__(self, errand: Errand, silence_s: float) -> None:
+    def __init__(self, task: ScoringTask, silence_s: float) -> None:
         self._silence_s = silence_s
         self._chunks: deque[_Chunk] = deque()
         self._data = bytearray()
@@ -155,7 +155,7 @@ class _Process:
         self.incoming, theirs_out = context.Pipe(duplex=False)
         os.set_blocking(self.incoming.fileno(), False)
         self._theirs: tuple[Connection, ...] = (theirs_in, theirs_out)
-        self._process = context.Process(target=serve, args=(errand, theirs_in, theirs_out), daemon=False)
+        self._process = context.Process(target=serve, args=(task, theirs_in, theirs_out), daemon=False)
         self._to_send: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
 
     def start(self) -> None:

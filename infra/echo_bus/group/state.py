@@ -48,26 +48,22 @@ class InFlight:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        return self._count
+        self.count = 0
 
     def add(self) -> None:
         with self._condition:
-            self._count += 1
+            self.count += 1
 
     def subtract(self, num_done: int = 1) -> None:
         """`num_done` fewer; wakes `wait_below`."""
         with self._condition:
-            self._count -= num_done
+            self.count -= num_done
             self._condition.notify_all()
 
     def wait_below(self, limit: int, timeout_s: float) -> bool:
         """Wait until fewer than `limit` are in flight; False at the time-out."""
         with self._condition:
-            return self._condition.wait_for(lambda: self._count < limit, timeout_s)
+            return self._condition.wait_for(lambda: self.count < limit, timeout_s)
 
 
 class TopicCounters:

@@ -69,7 +69,7 @@ def attach(
     (entry,) = load_attached((path,))
     if path in settings.rewards:
         raise UserError(f"{path!r} is in [rewards] of the run's file: the run's own application gives it.")
-    application = application or application_of(path)
+    application = application or path.rpartition(":")[2].replace(".", "-")
     require_application(application)
     if share <= 0.0:
         raise UserError("--sample 0 scores nothing.", hint="Write a share above 0, such as 0.1.")
@@ -105,11 +105,6 @@ def attach(
         said = f"{first.value:.4g}" if first.value is not None else f"{first.outcome.value}: {first.error}"
         out.print(f"{path} is attached: its first record after {time.monotonic() - began_s:.1f} s, {said}", markup=False)
     out.print(f"application {application}, process {process.pid}, log {log}; nothing is trained on it", markup=False)
-
-
-def application_of(path: str) -> str:
-    """The name of the application that gives a reward alone: its function's."""
-    return path.rpartition(":")[2].replace(".", "-")
 
 
 def require_application(name: str) -> None:

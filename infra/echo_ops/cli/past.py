@@ -9,7 +9,7 @@ from pathlib import Path
 from echo_bus.bus import Bus
 from echo_ops.cli.context import reach_bus
 from echo_replay.following import follow
-from echo_replay.history import History, Told, open_history
+from echo_replay.history import History, HistoryRecord
 from echo_replay.selection import Selection
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import ANALYSIS, require_libraries
@@ -22,7 +22,7 @@ _HOLD_S = 60.0
 
 def history_of(bus: Bus, run_id: str) -> History:
     """The past of a run. Raises UserError for a malformed name, and for an unknown run."""
-    return open_history(bus, run_named(run_id))
+    return History(bus, run_named(run_id))
 
 
 def run_named(run_id: str) -> str:
@@ -47,7 +47,7 @@ def past_of(settings: Settings, run: str, export: Path | None) -> tuple[str, Cal
     return manifest.run_id, partial(bus_of, home, manifest)
 
 
-def going_on(history: History, selection: Selection, *, by_time: bool = False) -> Iterator[Told]:
+def going_on(history: History, selection: Selection, *, by_time: bool = False) -> Iterator[HistoryRecord]:
     """The past, and then new records, each when its fate is known or after `_HOLD_S`. Ctrl-C ends it."""
     yield from history.read(selection, by_time=by_time)
     try:

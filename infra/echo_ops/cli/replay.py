@@ -17,7 +17,7 @@ from echo_ops.cli.options import Config, Follow, RunName, in_range
 from echo_ops.cli.output import err, remark
 from echo_ops.cli.past import going_on, history_of, nothing_selected
 from echo_ops.ranges import RangeOptions, selection_of
-from echo_replay.history import Told
+from echo_replay.history import HistoryRecord
 from echo_replay.sinks import STREAM, at_original_pace, at_rate, is_whole, open_sink
 from echo_replay.sinks import replay as write_again
 from echo_schemas.errors import UserError
@@ -53,8 +53,10 @@ def replay(
     bus = reach_bus(settings)
     with history_of(bus, run_id) as history:
         is_paced = pace == "original"
-        told: Iterator[Told] = going_on(history, selection, by_time=is_paced) if follow else history.read(selection, by_time=is_paced)
-        first = next(told, None)
+        records: Iterator[HistoryRecord] = (
+            going_on(history, selection, by_time=is_paced) if follow else history.read(selection, by_time=is_paced)
+        )
+        first = next(records, None)
         remark("missing", history.missing)
         if first is None:
             raise nothing_selected()
@@ -62,8 +64,8 @@ def replay(
         about = {"namespace": bus.namespace.name, "run": run_id, "asked": chosen, "missing": list(history.missing)}
         sink = open_sink(bus, into, sys.stdout, about)
 
-        told = itertools.chain([first], told)
-        paced = at_rate(told, rate, clock) if rate else at_original_pace(told, clock) if is_paced else told
+        records = itertools.chain([first], records)
+        paced = at_rate(records, rate, clock) if rate else at_original_pace(records, clock) if is_paced else records
         begun_s = clock.monotonic_s()
         try:
             count = write_again(paced, sink)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,9 +25,9 @@ from echo_ops.rewards.recent import newest_rewards
 from echo_ops.rewards.weights import full_name
 from echo_replay.history import History
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
-from echo_replay.rescoring.inside import Errand
+from echo_replay.rescoring.inside import ScoringTask
 from echo_replay.rescoring.order import RescoreOrder
-from echo_replay.rescoring.rescorer import Broken, Estimate, Rescored
+from echo_replay.rescoring.rescorer import Estimate, NoSampleScored, Rescored
 from echo_replay.rescoring.rescorer import rescore as score_again
 from echo_replay.rescoring.sinks import RewardSink, folder_rewards, topic_rewards
 from echo_replay.rescoring.team import Team
@@ -38,7 +38,6 @@ from echo_schemas.topics import OWN_APPLICATION, REWARDS
 from echo_settings import Settings
 from echo_streams.run import all_rewards
 from echo_streams.run import attach as load_attached
-from echo_streams.scoring import ScoringLimits
 from echo_tasks.rewards import RewardFunction, RewardKind
 
 ROLE = "rescore"
@@ -47,15 +46,6 @@ _NEWEST = 500
 _SHOWN = 5
 # Reading, sending and writing one sample, without the function itself.
 _AROUND_CALL_S = 0.0001
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """Which reward scores, and where its values go: `into` is `rewards` or a folder."""
-
-    path: str
-    into: str
-    dry_run: bool
 
 
 @in_range
@@ -79,7 +69,6 @@ def rescore(
     (entry,) = load_attached((path,))
     if not force:
         _require_repeatable(path, entry.function)
-    wish = Wish(path=path, into=into, dry_run=dry_run)
     bus = replace(reach_bus(settings, ROLE), run_id=run_id)
     selection = selection_of(options, run_id, bus.clock.time_ms())
     given = _given(bus)
@@ -94,21 +83,16 @@ def rescore(
         application=RESCORE if entry.function.repeatable else UNREPEATABLE,
         compared=full_name(against, set(others)) if against else next((each for each in others if each != name), ""),
     )
-    limits = ScoringLimits(
-        timeout_s=settings.scoring.timeout_s, retries=settings.scoring.retries, concurrency=settings.scoring.concurrency
-    )  # fmt: skip
-    errand = Errand(path=path, order=order, settings=settings, limits=limits)
+    task = ScoringTask(path=path, order=order, settings=settings)
     # An asynchronous function waits more than it computes, and its limits (calls a second, cost) hold within one process.
     num = 1 if entry.function.kind is RewardKind.ASYNC else processes
-    with history_of(bus, run_id) as history, _sink(wish, bus, order) as sink:
-        _score(wish, history, selection, order, Team(errand, entry.function, num), sink, limits)
+    with history_of(bus, run_id) as history, _sink(into, bus, order) as sink:
+        _score(task, into, history, selection, Team(task, entry.function, num), sink, dry_run=dry_run)
 
 
-def _score(
-    wish: Wish, history: History, selection: Selection, order: RescoreOrder, team: Team, sink: RewardSink, limits: ScoringLimits
-) -> None:
-    bus = history.bus
-    lanes = limits.concurrency if team.num_processes == 1 and team.is_async else team.num_processes
+def _score(task: ScoringTask, into: str, history: History, selection: Selection, team: Team, sink: RewardSink, *, dry_run: bool) -> None:
+    bus, order = history.bus, task.order
+    lanes = task.settings.scoring.concurrency if team.num_processes == 1 and team.is_async else team.num_processes
 
     def say(estimate: Estimate) -> bool:
         remark("missing", history.missing)
@@ -116,25 +100,25 @@ def _score(
         seconds = num * (estimate.call_s / max(1, estimate.num) / lanes + _AROUND_CALL_S)
         cost = f" and ${num * estimate.cost_usd / estimate.num:,.2f}" if estimate.cost_usd else ""
         out.print(f"At most {num:,} trajectories, about {max(1, round(seconds)):,} s{cost}", markup=False)
-        return not wish.dry_run
+        return not dry_run
 
-    told = history.undecoded(selection, answered=order.name)
+    records = history.undecoded(selection, answered=order.name)
     begun_s = bus.clock.monotonic_s()
     try:
         with team:
-            done = score_again(order, told, team, sink, codec=bus.codec, clock=bus.clock, tried=say)
-    except Broken as exc:
+            done = score_again(order, records, team, sink, codec=bus.codec, clock=bus.clock, tried=say)
+    except NoSampleScored as exc:
         raise UserError(
-            f"{wish.path} gives no value: {exc.answer.error} ({exc.num} samples tried).",
+            f"{task.path} gives no value: {exc.answer.error} ({exc.num} samples tried).",
             hint="Nothing was written. `echoswarm reward test` shows more.",
         ) from exc
-    if wish.dry_run:
+    if dry_run:
         out.print("Nothing was written.")
         return
-    _report(wish, order, done, bus.clock.monotonic_s() - begun_s, team.num_replaced)
+    _report(into, order, done, bus.clock.monotonic_s() - begun_s, team.num_replaced)
 
 
-def _report(wish: Wish, order: RescoreOrder, done: Rescored, seconds: float, num_replaced: int) -> None:
+def _report(into: str, order: RescoreOrder, done: Rescored, seconds: float, num_replaced: int) -> None:
     """Print the result. Raises UserError if scoring stopped early, or the range is empty."""
     if not done.num_written and not done.num_known:
         raise nothing_selected()
@@ -150,7 +134,7 @@ def _report(wish: Wish, order: RescoreOrder, done: Rescored, seconds: float, num
         if count
     ]
     cost = f", ${done.cost_usd:,.4g}" if done.cost_usd else ""
-    out.print(f"{order.name} into {wish.into}: {said} in {seconds:.1f} s{cost}{'; ' if beside else ''}{', '.join(beside)}", markup=False)
+    out.print(f"{order.name} into {into}: {said} in {seconds:.1f} s{cost}{'; ' if beside else ''}{', '.join(beside)}", markup=False)
     for error, count in done.errors.most_common(_SHOWN):
         out.print(f"  {count:,} without a value: {error}", style="red", markup=False)
     new, other, members = done.table.columns()
@@ -168,13 +152,13 @@ def _report(wish: Wish, order: RescoreOrder, done: Rescored, seconds: float, num
 
 
 @contextmanager
-def _sink(wish: Wish, bus: Bus, order: RescoreOrder) -> Iterator[RewardSink]:
-    if wish.into == REWARDS.name:
+def _sink(into: str, bus: Bus, order: RescoreOrder) -> Iterator[RewardSink]:
+    if into == REWARDS.name:
         with topic_rewards(bus, order.run_id, order.name) as topic:
             yield topic
         return
     require_libraries("A folder of rewards", "pyarrow", install=ANALYSIS)
-    with folder_rewards(Path(wish.into), bus, order.run_id, (order.name, order.code_version)) as folder:
+    with folder_rewards(Path(into), bus, order.run_id, (order.name, order.code_version)) as folder:
         yield folder
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetrainWish:
+class RetrainOptions:
     """The options of a retraining. `ranks` None: as many as the file says."""
 
     from_start: bool
@@ -58,7 +58,7 @@ def retrain(
 ) -> None:
     """Train the versions again and compare each. Under the run's own rewards, exits 4 if one differs."""
     wanted, terms = parse_versions(version), parse_terms(rewards or ())
-    wish = RetrainWish(
+    options = RetrainOptions(
         from_start=from_start, tolerance=0.0 if exact else tolerance, ranks=ranks, prompts=prompts, json_file=json_file
     )  # fmt: skip
     settings = read_settings(config)
@@ -69,7 +69,7 @@ def retrain(
         from echo_ops.cli.training_again import train_again
     except ModuleNotFoundError as exc:
         raise library_missing("Retraining", exc.name, LEARNER) from exc
-    if not train_again(settings, bus, wish, wanted, terms):
+    if not train_again(settings, bus, options, wanted, terms):
         sys.exit(ExitCode.BROKEN)
 
 

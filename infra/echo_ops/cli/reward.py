@@ -27,7 +27,7 @@ from echo_ops.orders import give_order
 from echo_ops.rewards.recent import recent_trajectories
 from echo_ops.rewards.template import write_template
 from echo_ops.rewards.trial import Trial, try_reward
-from echo_ops.rewards.watch import Heard, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
+from echo_ops.rewards.watch import RecentRewards, ScorerLine, ScorerState, ScorerWatch, behind_words, plain_line
 from echo_ops.rewards.weights import Missing, full_name, listed, parse_missing, parse_weight, policy_of, terms_in_force, with_weight
 from echo_replay.run_log import unknown_run
 from echo_schemas.errors import UserError
@@ -208,14 +208,14 @@ def run_now(settings: Settings, bus: Bus) -> RunNow:
     return RunNow(version=version, terms=terms, orders=orders, weights=order)
 
 
-def of_attached(heard: Mapping[tuple[str, str], Heard], now: RunNow) -> dict[tuple[str, str], Heard]:
+def of_attached(heard: Mapping[tuple[str, str], RecentRewards], now: RunNow) -> dict[tuple[str, str], RecentRewards]:
     """`heard` without the applications that were detached: nothing more comes of them."""
     attachments = [order.attachment for order in now.orders.values() if order.attachment is not None]
     detached = {each.application for each in attachments if not each.is_attached}
     return {pair: each for pair, each in heard.items() if pair[0] not in detached}
 
 
-def refuse_unscored(name: str, heard: Mapping[tuple[str, str], Heard]) -> None:
+def refuse_unscored(name: str, heard: Mapping[tuple[str, str], RecentRewards]) -> None:
     """Raise UserError unless `name` got a value lately: without one every group would wait for it."""
     newest_ms = max((each.scored_ms for each in heard.values()), default=0)
     said = [each for (_, by), each in heard.items() if by == name]

@@ -89,7 +89,7 @@ def _run_role(role: Role, settings: Settings, *, name: str | None, announce: Pat
         if role is not Role.LEARNER and not await_turn(process, needs_learner=waits):
             return
         if role is Role.WORKER:
-            arguments["worker_id"] = name or f"worker-{own_name()}"
+            arguments["worker_id"] = name or f"worker-{socket.gethostname()}-{os.getpid()}"
         function(process, **arguments)
         has_drained = process.stop.is_set()
     if has_drained:
@@ -134,8 +134,3 @@ def topics_of(role: str, namespace: Namespace) -> set[str]:
     """The topics that `role` (or `role.name`) reads and writes. A cluster with access lists shows its login no others."""
     kind = role.partition(".")[0]
     return {f"{namespace.name}.{spec.name}" for spec in load_topic_specs() if kind in {*spec.producers, *spec.consumers}}
-
-
-def own_name() -> str:
-    """Host and process id: a unique name for a worker without --name."""
-    return f"{socket.gethostname()}-{os.getpid()}"

@@ -17,7 +17,7 @@ from echo_ops.cli.output import out, remark, shown_time
 from echo_ops.cli.past import run_named
 from echo_ops.orders import give_order
 from echo_ops.runs.deletion import Remains, find_remains, remove
-from echo_ops.runs.listing import RunLine, Standing, find_run, read_runs
+from echo_ops.runs.listing import RunLine, RunStatus, find_run, read_runs
 from echo_runtime.logins import ADMIN
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import ANALYSIS, require_libraries
@@ -57,7 +57,7 @@ def list_runs(config: Config = None, as_json: AsJson = False) -> None:
     for line in lines:
         run = line.run
         started, heard = shown_time(run.created_ms), _heard(line, now_ms)
-        table.add_row(run.run_id, line.standing.value, _version(line), run.mode.value, run.task, started, heard)
+        table.add_row(run.run_id, line.status.value, _version(line), run.mode.value, run.task, started, heard)
     out.print(table)
 
 
@@ -67,7 +67,7 @@ def show(name: RunId, config: Config = None) -> None:
     line = find_run(read_runs(bus), name, bus.namespace.name)
     run, progress = line.run, line.progress
     rows = {
-        "is": line.standing.value,
+        "is": line.status.value,
         "version": _version(line),
         "last heard": _heard(line, bus.clock.time_ms()),
         "started": shown_time(run.created_ms),
@@ -104,7 +104,7 @@ def _order(config: Path | None, name: str, state: RunState) -> None:
     _, bus = _reach(config)
     line = find_run(read_runs(bus), name, bus.namespace.name)
     if ordered_state(line.order) is state:
-        out.print(f"{name} has that order already: it is {line.standing.value}.", markup=False)
+        out.print(f"{name} has that order already: it is {line.status.value}.", markup=False)
         return
     give_order(bus, name, line.order, run=RunControl(state=state))
     said = (_SAID if line.is_alive else _SAID_WHILE_DOWN)[state]
@@ -127,7 +127,7 @@ def archive(
     line = find_run(read_runs(bus), run_named(name), bus.namespace.name)
     if line.is_alive:
         raise UserError(
-            f"{name} is {line.standing.value}: its archive would be incomplete.", hint=f"Stop it first: echoswarm runs stop {name}"
+            f"{name} is {line.status.value}: its archive would be incomplete.", hint=f"Stop it first: echoswarm runs stop {name}"
         )
     home = to / name
     done = archive_run(bus, line.run, home, store=settings.store.uri, all_weights=weights == "all")
@@ -157,7 +157,7 @@ def delete(name: RunId, config: Config = None, yes: Yes = False) -> None:
     lines = read_runs(bus)
     line = find_run(lines, name, bus.namespace.name)
     if line.is_alive:
-        raise UserError(f"{name} is {line.standing.value}.", hint=f"Stop it first: echoswarm runs stop {name}")
+        raise UserError(f"{name} is {line.status.value}.", hint=f"Stop it first: echoswarm runs stop {name}")
     if settings.run.name != name:
         raise UserError(
             f"The configured run is {settings.run.name!r}: where the checkpoints of {name!r} lie is in its own file.",
@@ -210,7 +210,7 @@ def _plain(line: RunLine) -> dict[str, object]:
     run, progress = line.run, line.progress
     return {
         "run": run.run_id,
-        "standing": line.standing.value,
+        "standing": line.status.value,
         "version": None if progress is None else progress.version,
         "steps": line.steps,
         "mode": run.mode.value,
@@ -236,6 +236,6 @@ def _version(line: RunLine) -> str:
 def _heard(line: RunLine, now_ms: int) -> str:
     if line.progress is None:
         return "never"
-    if line.standing in {Standing.TRAINING, Standing.PAUSED, Standing.STOPPING}:
+    if line.status in {RunStatus.TRAINING, RunStatus.PAUSED, RunStatus.STOPPING}:
         return f"{max(0, now_ms - line.progress.time_ms) / 1000:.0f} s ago"
     return shown_time(line.progress.time_ms)

@@ -16,7 +16,7 @@ from echo_ops.cli.output import err, out, remark
 from echo_ops.cli.past import going_on, history_of, past_of
 from echo_ops.harmless import harmless
 from echo_ops.ranges import RangeOptions, selection_of
-from echo_replay.history import Told
+from echo_replay.history import HistoryRecord
 from echo_replay.origin import became
 from echo_replay.searching import Hit, TextMatcher, TokenMatcher, parse_tokens
 from echo_replay.sinks import spoken
@@ -57,14 +57,14 @@ def search(
     selection = selection_of(options, run_id, SystemClock().time_ms())
     num_looked_at = num_found = 0
     with history_of(reach(), run_id) as history:
-        for told in going_on(history, selection) if follow else history.read(selection):
-            if told.trajectory is None:
+        for record in going_on(history, selection) if follow else history.read(selection):
+            if record.trajectory is None:
                 continue
             num_looked_at += 1
-            if (hit := matcher.find(told.trajectory)) is None:
+            if (hit := matcher.find(record.trajectory)) is None:
                 continue
             num_found += 1
-            _show(told, told.trajectory, hit, as_json=as_json)
+            _show(record, record.trajectory, hit, as_json=as_json)
             if num_found == limit:
                 break
         remark("missing", history.missing)
@@ -72,19 +72,19 @@ def search(
     err.print(f"{num_found:,} found in {num_looked_at:,} trajectories of {run_id}{more}", markup=False)
 
 
-def _show(told: Told, trajectory: Trajectory, hit: Hit, *, as_json: bool) -> None:
+def _show(record: HistoryRecord, trajectory: Trajectory, hit: Hit, *, as_json: bool) -> None:
     if as_json:
         content = {
-            "at": [told.where.partition, told.where.offset],
+            "at": [record.where.partition, record.where.offset],
             "found": {"in": hit.where, "start": hit.start, "end": hit.end},
-            **spoken(told),
+            **spoken(record),
         }
         sys.stdout.write(json.dumps(content) + "\n")
         return
-    rewards = " ".join(f"{harmless(name)} {value:.3g}" for name, value in sorted(told.rewards.items()))
-    place = f"{told.where.partition}:{told.where.offset}"
+    rewards = " ".join(f"{harmless(name)} {value:.3g}" for name, value in sorted(record.rewards.items()))
+    place = f"{record.where.partition}:{record.where.offset}"
     title = Text.assemble(
-        (f"{place:<9}", "bold cyan"), f" {harmless(trajectory.group_id)}/{trajectory.index}  ", (became(told), "dim"), f"  {rewards}  "
+        (f"{place:<9}", "bold cyan"), f" {harmless(trajectory.group_id)}/{trajectory.index}  ", (became(record), "dim"), f"  {rewards}  "
     )
     out.print(title + _snippet(trajectory, hit))
 

@@ -21,7 +21,7 @@ from echo_ops.cli.past import history_of, past_of
 from echo_ops.harmless import harmless
 from echo_ops.painting import LEGENDS, Colour, Pieces, generated_places, paint, passages_of, tokenizer_of
 from echo_ops.ranges import parse_group
-from echo_replay.history import History, Told
+from echo_replay.history import History, HistoryRecord
 from echo_replay.origin import became, origin_of
 from echo_replay.selection import Fate, Groups, Offsets, Selection
 from echo_replay.sinks import spoken
@@ -107,13 +107,13 @@ def _selection(wanted: Target) -> Selection:
     return Selection(range=Groups(frozenset({wanted.group})))
 
 
-def _is_wanted(told: Told, wanted: Target) -> bool:
-    if told.trajectory is None:
+def _is_wanted(record: HistoryRecord, wanted: Target) -> bool:
+    if record.trajectory is None:
         return not wanted.attempt
     # `demo/17/3`, as `echoswarm search` prints it, is sample 3 of every attempt.
-    is_sample = wanted.index is None and number_of(wanted.attempt) == told.trajectory.index
-    is_attempt = not wanted.attempt or told.trajectory.attempt == wanted.attempt
-    return is_sample or (is_attempt and wanted.index in (None, told.trajectory.index))
+    is_sample = wanted.index is None and number_of(wanted.attempt) == record.trajectory.index
+    is_attempt = not wanted.attempt or record.trajectory.attempt == wanted.attempt
+    return is_sample or (is_attempt and wanted.index in (None, record.trajectory.index))
 
 
 def _nothing(history: History, target: str, wanted: Target) -> UserError:
@@ -138,7 +138,7 @@ def _nothing(history: History, target: str, wanted: Target) -> UserError:
     )
 
 
-def _show_all(history: History, found: Sequence[Told], pieces: Pieces | None, colour: Colour) -> None:
+def _show_all(history: History, found: Sequence[HistoryRecord], pieces: Pieces | None, colour: Colour) -> None:
     groups = {each.trajectory.group_id for each in found if each.trajectory is not None}
     attempts = {each.trajectory.attempt for each in found if each.trajectory is not None}
     what = ", ".join(sorted(groups)) or "a record that cannot be read"
@@ -153,17 +153,17 @@ def _show_all(history: History, found: Sequence[Told], pieces: Pieces | None, co
     remark("note", history.notes)
 
 
-def _show_one(told: Told, pieces: Pieces | None, colour: Colour) -> None:
-    trajectory = told.trajectory
-    where = f"{told.where.partition}:{told.where.offset}"
-    time = datetime.fromtimestamp(told.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+def _show_one(record: HistoryRecord, pieces: Pieces | None, colour: Colour) -> None:
+    trajectory = record.trajectory
+    where = f"{record.where.partition}:{record.where.offset}"
+    time = datetime.fromtimestamp(record.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
     name = "unreadable" if trajectory is None else f"attempt {trajectory.attempt}, sample {trajectory.index}"
     out.print()
-    out.print(Text.assemble((where, "bold cyan"), f"  {harmless(name)}  ", (_fate_line(told), _FATE_STYLES.get(told.fate, "blue"))))
+    out.print(Text.assemble((where, "bold cyan"), f"  {harmless(name)}  ", (_fate_line(record), _FATE_STYLES.get(record.fate, "blue"))))
     if trajectory is None:
         out.print(Text(f"  written {time}; the bytes are no record: `echoswarm tail trajectories.dlq` shows the copy and why."))
         return
-    rewards = "  ".join(f"{harmless(reward)} {value:.4g}" for reward, value in sorted(told.rewards.items())) or "none"
+    rewards = "  ".join(f"{harmless(reward)} {value:.4g}" for reward, value in sorted(record.rewards.items())) or "none"
     turn_rewards = f"   by turn {', '.join(f'{value:.4g}' for value in trajectory.turn_rewards)}" if trajectory.turn_rewards else ""
     show_line("rewards", f"{rewards}{turn_rewards}")
     show_line("versions", ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in trajectory.version_spans))
@@ -172,7 +172,7 @@ def _show_one(told: Told, pieces: Pieces | None, colour: Colour) -> None:
     said = ""
     for passage in passages_of(trajectory):
         title = "policy" if passage.is_generated else "given"
-        painted = paint(told, trajectory, passage, pieces, colour)
+        painted = paint(record, trajectory, passage, pieces, colour)
         said += painted.plain
         out.print(Text.assemble((f"  {title:<9}", "dim"), (f"[{passage.start}, {passage.end})  ", "dim"), painted))
     # The texts in the record, if there is no tokenizer, or they differ from the text of the tokens.
@@ -181,14 +181,14 @@ def _show_one(told: Told, pieces: Pieces | None, colour: Colour) -> None:
             show_line(title, text)
 
 
-def _fate_line(told: Told) -> str:
-    if told.fate is Fate.TRAINED:
-        return f"{became(told)}, advantage {told.entry.advantage:+.4f}"
-    if told.drop is None:
-        return told.fate.value
-    detail = f" ({harmless(told.drop.detail)})" if told.drop.detail else ""
-    whole = ", with its seq" if told.drop.of_group else ""
-    return f"{became(told)}{whole}, learner at v{told.drop.learner_version}{detail}"
+def _fate_line(record: HistoryRecord) -> str:
+    if record.fate is Fate.TRAINED:
+        return f"{became(record)}, advantage {record.entry.advantage:+.4f}"
+    if record.drop is None:
+        return record.fate.value
+    detail = f" ({harmless(record.drop.detail)})" if record.drop.detail else ""
+    whole = ", with its seq" if record.drop.of_group else ""
+    return f"{became(record)}{whole}, learner at v{record.drop.learner_version}{detail}"
 
 
 def _tokens_line(trajectory: Trajectory, pieces: Pieces | None) -> str:

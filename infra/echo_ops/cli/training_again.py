@@ -20,10 +20,10 @@ from echo_learner.evaluation.setup import plan_evaluations, plan_section
 from echo_learner.training.config import trainer_config
 from echo_learner.training.ranks import open_trainer
 from echo_ops.cli.output import out
-from echo_ops.cli.retrain import RetrainWish, line_of, measured_lines, other_line
+from echo_ops.cli.retrain import RetrainOptions, line_of, measured_lines, other_line
 from echo_ops.rewards.weights import listed
 from echo_replay.batches import OtherRewards
-from echo_replay.history import History, open_history
+from echo_replay.history import History
 from echo_replay.retrain import Match, Plan, RetrainedVersion, RetrainParts, TrainingLog, plan_retraining, retrain
 from echo_replay.weight_distance import weight_cosine, weight_distance
 from echo_replay.what_if import Measured, ModelLimits, measure, read_other_rewards
@@ -41,39 +41,39 @@ from echo_tasks.prompts import PromptCodec, vocabulary_size
 Terms = tuple[RewardTerm, ...]
 
 
-def train_again(settings: Settings, bus: Bus, wish: RetrainWish, wanted: range, terms: Terms) -> bool:
+def train_again(settings: Settings, bus: Bus, options: RetrainOptions, wanted: range, terms: Terms) -> bool:
     """Train the versions `wanted` again and print how each compares. Returns False if one differs under the run's own rewards.
 
     Raises UserError, DeadlineExceeded, TransportError.
     """
-    with open_history(bus, settings.run.name) as history, TemporaryDirectory(prefix="echoswarm-what-if-") as scratch:
+    with History(bus, settings.run.name) as history, TemporaryDirectory(prefix="echoswarm-what-if-") as scratch:
         log = TrainingLog(history)
         store = CheckpointStore(Path(settings.checkpoint.folder) / "checkpoints", bus.codec)
-        plan = plan_retraining(log, store, settings, wanted, from_start=wish.from_start)
+        plan = plan_retraining(log, store, settings, wanted, from_start=options.from_start)
         begins = "the base model" if plan.state is None else f"the checkpoint {plan.state.id}"
         out.print(f"Training versions {plan.start + 1} to {plan.last} of {settings.run.name} again, from {begins}")
         other = _other_rewards(history, log, plan, terms) if terms else None
-        kept = Path(scratch) / "kept" if other is not None and wish.prompts else None
-        found = _compared(settings, bus, wish, (log, plan, store), other, kept)
+        kept = Path(scratch) / "kept" if other is not None and options.prompts else None
+        found = _compared(settings, bus, options, (log, plan, store), other, kept)
         measured: list[tuple[Measured, Measured]] = []
         if kept is not None:
             newest = log.manifests[plan.last_compared(log)]
-            measured = _evaluated(settings, bus, newest, (kept, Path(scratch) / "published"), terms, wish.prompts)
+            measured = _evaluated(settings, bus, newest, (kept, Path(scratch) / "published"), terms, options.prompts)
             for line in measured_lines(newest.version, measured):
                 out.print(line, markup=False)
-    if wish.json_file is not None:
+    if options.json_file is not None:
         content = {
             "run": settings.run.name,
             "start": plan.start,
             "checkpoint": None if plan.state is None else plan.state.id,
-            "ranks": wish.ranks or settings.learner.ranks,
+            "ranks": options.ranks or settings.learner.ranks,
             "threads": torch.get_num_threads(),
-            "tolerance": wish.tolerance,
+            "tolerance": options.tolerance,
             "rewards": {term.name: term.weight for term in terms},
             "versions": [asdict(version) for version in found],
             "evaluation": [{"published": asdict(before), "other": asdict(after)} for before, after in measured],
         }
-        wish.json_file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        options.json_file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return other is not None or all(version.match is not Match.DIFFERS for version in found)
 
 
@@ -89,14 +89,14 @@ def _other_rewards(history: History, log: TrainingLog, plan: Plan, terms: Terms)
 def _compared(
     settings: Settings,
     bus: Bus,
-    wish: RetrainWish,
+    options: RetrainOptions,
     past: tuple[TrainingLog, Plan, CheckpointStore],
     other: OtherRewards | None,
     kept: Path | None,
 ) -> list[RetrainedVersion]:
     """Train, and print every version as soon as it is done. `kept`: the folder for the last one's snapshot."""
     log, plan, store = past
-    num_ranks = wish.ranks or settings.learner.ranks
+    num_ranks = options.ranks or settings.learner.ranks
     found = []
     with closing(open_trainer(trainer_config(settings, resolve_base(settings.policy.base)), num_ranks)) as trainer:
         parts = RetrainParts(
@@ -105,7 +105,7 @@ def _compared(
             trainer=trainer,
             task=load_task(settings.task.name, settings.task.options),
             distance=partial(weight_distance, bus),
-            tolerance=wish.tolerance,
+            tolerance=options.tolerance,
             cosine=None if other is None else partial(weight_cosine, bus),
             other=other,
             keep=kept,

@@ -19,16 +19,12 @@ class EvaluationView:
 
     def __init__(self) -> None:
         self._results: dict[str, dict[int, Eval]] = {}
-        self._order: list[Eval] = []
+        self.all: list[Eval] = []
+        """In the order of their arrival."""
 
     def add(self, result: Eval) -> None:
         if self._results.setdefault(result.name, {}).setdefault(result.version, result) is result:
-            self._order.append(result)
-
-    @property
-    def all(self) -> Sequence[Eval]:
-        """All results, in the order of their arrival."""
-        return self._order
+            self.all.append(result)
 
     def names(self) -> list[str]:
         """The evaluations' names, in the order of their first result."""

@@ -17,7 +17,7 @@ from echo_settings import Settings
 from echo_streams.batching import MAX_BATCH
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
-from echo_streams.scoring import Attached, Judgeable, Scorer, ScoringLimits
+from echo_streams.scoring import Attached, Judgeable, Scorer
 from echo_tasks.rewards import RewardKind
 
 # A function that fails for its first sample gets this many more before the trial ends.
@@ -70,7 +70,7 @@ async def _try(settings: Settings, bus: Bus, entry: Attached, items: Sequence[Ju
     if entry.function.kind is not RewardKind.ASYNC:
         num = max(1, scoring.processes)
         pool = ScoringPool([entry.function], num_processes=num, metrics=metrics, memory_mb=scoring.memory_mb)
-    limits = ScoringLimits(timeout_s=scoring.timeout_s, retries=0, concurrency=scoring.concurrency)
+    limits = scoring.model_copy(update={"retries": 0})
     scorer = Scorer([entry], run_id=settings.run.name, limits=limits, metrics=metrics, clock=bus.clock, pool=pool)
     try:
         if pool is not None:

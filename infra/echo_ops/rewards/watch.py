@@ -58,7 +58,7 @@ class Behind:
 
 
 @dataclass(slots=True)
-class Heard:
+class RecentRewards:
     """The newest records of one reward by one application."""
 
     outcomes: Counter[RewardOutcome] = field(default_factory=Counter)
@@ -116,18 +116,14 @@ class ScorerWatch:
         self._rewards = bus.look([REWARDS])
         self._trajectories = bus.cluster.consumer({**LOOK, "client.id": bus.client_id, "group.id": f"{bus.client_id}.peek"})
         self._read_to: dict[tuple[str, int], int] = {}
-        self._heard: dict[tuple[str, str], Heard] = {}
+        self.heard: dict[tuple[str, str], RecentRewards] = {}
+        """(application, reward) → its newest records, as of the last `listen`."""
 
     def close(self) -> None:
         """Close the clients."""
         with suppress(TransportError, KafkaException):
             self._rewards.close()
             self._trajectories.close()
-
-    @property
-    def heard(self) -> Mapping[tuple[str, str], Heard]:
-        """(application, reward) → its newest records, as of the last `listen`."""
-        return self._heard
 
     def listen(self, most: int = _MOST_PARTITION_RECORDS) -> None:
         """Read new records of `rewards`, the newest `most` of each partition. Raises TransportError."""
@@ -146,15 +142,15 @@ class ScorerWatch:
             # A rescoring ends: no group may wait for its values.
             return
         pair = (reward.application or OWN_APPLICATION, reward.name)
-        if pair not in self._heard:
-            if len(self._heard) >= _MOST_PAIRS:
+        if pair not in self.heard:
+            if len(self.heard) >= _MOST_PAIRS:
                 return
-            self._heard[pair] = Heard()
-        self._heard[pair].add(reward)
+            self.heard[pair] = RecentRewards()
+        self.heard[pair].add(reward)
 
     def hear(self, rewards: Iterable[Reward]) -> None:
         """Take these records instead of those read before."""
-        self._heard = {}
+        self.heard = {}
         for reward in rewards:
             self._hear(reward)
 
@@ -176,12 +172,12 @@ class ScorerWatch:
         known = {term.name: term for term in terms}
         ends = self._ends()
         found: list[ScorerLine] = []
-        for application in sorted({*groups, *attachments, *(application for application, _ in self._heard)}):
+        for application in sorted({*groups, *attachments, *(application for application, _ in self.heard)}):
             attachment = attachments.get(application)
             behind = self._behind(prefix + application, ends, version) if application in groups else Behind()
             state = _state(behind, attachment, is_alive=groups.get(application, False))
             for name in self._names_of(application, attachment, known):
-                heard = self._heard.get((application, name), Heard())
+                heard = self.heard.get((application, name), RecentRewards())
                 found.append(
                     ScorerLine(
                         name=name,
@@ -200,7 +196,7 @@ class ScorerWatch:
         return sorted(found, key=lambda line: (line.is_shadow, line.application != OWN_APPLICATION, line.name))
 
     def _names_of(self, application: str, attachment: RewardAttachment | None, known: Mapping[str, RewardTerm]) -> list[str]:
-        names = {name for by, name in self._heard if by == application} | set(() if attachment is None else attachment.rewards)
+        names = {name for by, name in self.heard if by == application} | set(() if attachment is None else attachment.rewards)
         if not names and application == OWN_APPLICATION:
             names = set(known)
         return sorted(names)

@@ -17,7 +17,7 @@ from echo_schemas.topics import PROGRESS, RUNS
 _HEARD_MS = 10_000
 
 
-class Standing(StrEnum):
+class RunStatus(StrEnum):
     """The state of a run."""
 
     TRAINING = "training"
@@ -40,12 +40,12 @@ class RunLine:
     progress: Progress | None
     steps: int
     order: Control | None
-    standing: Standing
+    status: RunStatus
 
     @property
     def is_alive(self) -> bool:
         """Whether its learner wrote progress lately."""
-        return self.standing in {Standing.TRAINING, Standing.PAUSED, Standing.STOPPING}
+        return self.status in {RunStatus.TRAINING, RunStatus.PAUSED, RunStatus.STOPPING}
 
 
 def read_runs(bus: Bus) -> list[RunLine]:
@@ -69,12 +69,12 @@ def line_of(run: Run, progress: Progress | None, order: Control | None, now_ms: 
     steps = _steps_of(run)
     is_heard = progress is not None and now_ms - progress.time_ms <= _HEARD_MS
     if is_heard:
-        standing = {RunState.RUNNING: Standing.TRAINING, RunState.PAUSED: Standing.PAUSED, RunState.STOPPING: Standing.STOPPING}[wanted]
+        status = {RunState.RUNNING: RunStatus.TRAINING, RunState.PAUSED: RunStatus.PAUSED, RunState.STOPPING: RunStatus.STOPPING}[wanted]
     elif progress is not None and 0 < steps <= progress.version:
-        standing = Standing.FINISHED
+        status = RunStatus.FINISHED
     else:
-        standing = Standing.STOPPED if wanted is RunState.STOPPING else Standing.SILENT
-    return RunLine(run=run, progress=progress, steps=steps, order=order, standing=standing)
+        status = RunStatus.STOPPED if wanted is RunState.STOPPING else RunStatus.SILENT
+    return RunLine(run=run, progress=progress, steps=steps, order=order, status=status)
 
 
 def find_run(lines: list[RunLine], name: str, namespace: str) -> RunLine:

@@ -50,7 +50,7 @@ def restore_run(bus: Bus, home: Path) -> Archive:
     topics = {f"{archive.namespace}.{name}": topic for name, topic in archive.topics.items()}
     for physical, topic in topics.items():
         _require_empty(bus, physical, topic)
-    _lift_limits(bus, archive)
+    _alter(bus, archive, lambda spec: [_set(key, "-1") for key in _LIMITS if key in spec.config] + [_set(_TIME, "CreateTime")])
     with closing(bus.publisher()) as publisher:
         for name, topic in archive.topics.items():
             _write(publisher, f"{archive.namespace}.{name}", topic, home, name)
@@ -74,10 +74,6 @@ def _require_empty(bus: Bus, physical: str, topic: ArchivedTopic) -> None:
                 f"{physical} has held records already.",
                 hint="A run comes back into new topics: `echoswarm runs delete` or another cluster, then `echoswarm topics apply`.",
             )
-
-
-def _lift_limits(bus: Bus, archive: Archive) -> None:
-    _alter(bus, archive, lambda spec: [_set(key, "-1") for key in _LIMITS if key in spec.config] + [_set(_TIME, "CreateTime")])
 
 
 def _let_brokers_tell_the_time(bus: Bus, archive: Archive) -> None:

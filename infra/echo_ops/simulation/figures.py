@@ -44,6 +44,7 @@ def table(scenario: Scenario, outcome: Outcome) -> list[tuple[str, str, str]]:
     counts, total = outcome.staleness, max(1, sum(outcome.staleness))
     ages = "  ".join(f"{age}: {count / total:.1%}" for age, count in enumerate(counts) if count)
     broadcast_s = outcome.broadcast_s
+    idle_cost = outcome.idle_cost / len(outcome.steps) if outcome.steps else math.inf
     return [
         ("steps", f"{len(outcome.steps)}", f"in {outcome.seconds:,.0f} s of simulated time"),
         ("steps/s", f"{outcome.steps_per_s:.4g}", f"{outcome.steps_per_s * outcome.rollouts_per_step:.4g} rollouts/s trained"),
@@ -51,7 +52,7 @@ def table(scenario: Scenario, outcome: Outcome) -> list[tuple[str, str, str]]:
         ("wait", f"{outcome.wait_s(period):.4g} s", f"in each publication period of {period} steps"),
         ("staleness", ages or "–", f"versions, mean {outcome.staleness_mean:.2f}, budget {policy.budget}"),
         ("T_bcast", "–" if broadcast_s is None else f"{broadcast_s:.4g} s", "until enough workers have new weights, median"),
-        ("cost/step", number(outcome.cost_per_step), f"of it {number(_per_step(outcome))} for idle workers"),
+        ("cost/step", number(outcome.cost_per_step), f"of it {number(idle_cost)} for idle workers"),
         ("workers", f"{outcome.mean_active:.4g}", f"paid on average; {outcome.num_activated} activated, {outcome.num_released} released"),
         ("stale", f"{outcome.stale_share:.2%}", "of the groups were dropped for their age"),
         ("redelivered", f"{outcome.num_redelivered}", "groups began again on another worker"),
@@ -61,10 +62,6 @@ def table(scenario: Scenario, outcome: Outcome) -> list[tuple[str, str, str]]:
             f"length of trained groups relative to requested ones; difficulty {outcome.bias.difficulty:.3f}",
         ),
     ]
-
-
-def _per_step(outcome: Outcome) -> float:
-    return outcome.idle_cost / len(outcome.steps) if outcome.steps else math.inf
 
 
 def number(value: float) -> str:

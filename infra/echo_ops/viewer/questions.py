@@ -66,8 +66,8 @@ class Questions:
         check_question(question)
         with folder_of_part() as folder:
             with reading() as history:
-                told = read_near(history, selection, until_ms=_until(history, selection.range))
-                manifest = load_part(history, told, _MOST_TRAJECTORIES, folder, Deadline.after(_READING_S))
+                records = read_near(history, selection, until_ms=_until(history, selection.range))
+                manifest = load_part(history, records, _MOST_TRAJECTORIES, folder, Deadline.after(_READING_S))
                 missing = list(history.missing)
             return _plain(ask(folder, manifest, question, timeout_s=_TIMEOUT_S, limit=limit, most_mb=_MOST_MB), missing)
 

@@ -11,7 +11,7 @@ from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.steps import find_step, neighbours
 from echo_ops.viewer.windows import Json, Window, number, shown
 from echo_replay.fates import BookEntry
-from echo_replay.history import History, Told
+from echo_replay.history import History, HistoryRecord
 from echo_replay.origin import became
 from echo_replay.selection import Groups, Offsets, Selection
 from echo_schemas.errors import UserError
@@ -69,11 +69,11 @@ def trajectory_page(
     """
     outcome = history.fates.of(partition, offset, None)
     selection = Selection(range=Offsets({partition: (offset, offset)}))
-    told = next(history.read(selection) if late else read_near(history, selection, until_ms=_until(history, [outcome])), None)
-    if told is None:
+    record = next(history.read(selection) if late else read_near(history, selection, until_ms=_until(history, [outcome])), None)
+    if record is None:
         raise UserError(f"At {partition}:{offset} lies no trajectory of {history.run_id}.", hint="Another run's record may lie there.")
-    page = _sample(told) | {"time_ms": told.time_ms}
-    trajectory = told.trajectory
+    page = _sample(record) | {"time_ms": record.time_ms}
+    trajectory = record.trajectory
     if trajectory is None:
         return page | {"window": window.plain(0), "tokens": None}
     tokens = trajectory.tokens
@@ -100,7 +100,7 @@ def trajectory_page(
         "window": window.plain(len(tokens)),
         "tokens": _tokens(trajectory, window, pieces),
         "frames": drawings.of(trajectory, pieces, history.log.runs[-1].config if history.log.runs else "{}"),
-        "learner": _learner_said(history, told.step),
+        "learner": _learner_said(history, record.step),
         "missing": list(history.missing),
     }
 
@@ -126,17 +126,17 @@ def _tokens(trajectory: Trajectory, window: Window, pieces: Pieces | None) -> Js
     return {"ids": ids[first:end], "texts": texts, "logprobs": logprobs}
 
 
-def _sample(told: Told) -> Json:
-    drop, trajectory = told.drop, told.trajectory
+def _sample(record: HistoryRecord) -> Json:
+    drop, trajectory = record.drop, record.trajectory
     found: Json = {
-        "partition": told.where.partition,
-        "offset": told.where.offset,
-        "fate": told.fate.value,
-        "became": became(told),
-        "step": told.step,
-        "advantage": number(told.entry.advantage),
+        "partition": record.where.partition,
+        "offset": record.where.offset,
+        "fate": record.fate.value,
+        "became": became(record),
+        "step": record.step,
+        "advantage": number(record.entry.advantage),
         "drop": None if drop is None else {"why": drop.why.value, "version": drop.learner_version, "detail": harmless(drop.detail)},
-        "rewards": {harmless(name): number(value) for name, value in sorted(told.rewards.items())},
+        "rewards": {harmless(name): number(value) for name, value in sorted(record.rewards.items())},
         "is_readable": trajectory is not None,
     }
     if trajectory is not None:
@@ -153,19 +153,19 @@ def _sample(told: Told) -> Json:
     return found
 
 
-def _answer(told: Told) -> Json | None:
-    return None if told.trajectory is None else shown(told.trajectory.completion, _ANSWER_CHARACTERS)
+def _answer(record: HistoryRecord) -> Json | None:
+    return None if record.trajectory is None else shown(record.trajectory.completion, _ANSWER_CHARACTERS)
 
 
-def _place_in_group(told: Told) -> tuple[bool, str, int, int]:
-    trajectory = told.trajectory
+def _place_in_group(record: HistoryRecord) -> tuple[bool, str, int, int]:
+    trajectory = record.trajectory
     if trajectory is None:
-        return True, "", 0, told.where.offset
+        return True, "", 0, record.where.offset
     # The trained attempt comes first.
-    return told.step is None, trajectory.attempt, trajectory.index, told.where.offset
+    return record.step is None, trajectory.attempt, trajectory.index, record.where.offset
 
 
-def read_near(history: History, selection: Selection, *, until_ms: int | None) -> Iterator[Told]:
+def read_near(history: History, selection: Selection, *, until_ms: int | None) -> Iterator[HistoryRecord]:
     """Read with the rewards that were written about the same time. `until_ms`: when the fates were decided; None: not yet."""
     until_ms = None if until_ms is None else until_ms + _LATE_MS
     return history.read(selection, rewards_until_ms=until_ms, clock_error_ms=_CLOCK_ERROR_MS)

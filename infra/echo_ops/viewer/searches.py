@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from echo_bus.clock import Clock
 from echo_ops.harmless import harmless
 from echo_ops.viewer.windows import Json, Window, number
-from echo_replay.history import History, Told
+from echo_replay.history import History, HistoryRecord
 from echo_replay.origin import became
 from echo_replay.searching import Hit, TextMatcher, TokenMatcher
 from echo_replay.selection import Selection
@@ -96,9 +96,9 @@ class Searches:
             "error": search.error,
         }
 
-    def _run(self, search: _Search, told: Iterator[Told], history: History, matcher: Matcher | None, limit: int) -> None:
+    def _run(self, search: _Search, records: Iterator[HistoryRecord], history: History, matcher: Matcher | None, limit: int) -> None:
         try:
-            for each in told:
+            for each in records:
                 search.num_looked_at += 1
                 hit = None if matcher is None or each.trajectory is None else matcher.find(each.trajectory)
                 if hit is not None or matcher is None:
@@ -116,17 +116,17 @@ class Searches:
             search.ended.set()
 
 
-def _found(told: Told, hit: Hit | None) -> Json:
-    trajectory = told.trajectory
+def _found(record: HistoryRecord, hit: Hit | None) -> Json:
+    trajectory = record.trajectory
     return {
-        "partition": told.where.partition,
-        "offset": told.where.offset,
+        "partition": record.where.partition,
+        "offset": record.where.offset,
         "group": None if trajectory is None else trajectory.group_id.rpartition("/")[2],
         "index": None if trajectory is None else trajectory.index,
         "worker": None if trajectory is None else trajectory.worker_id,
-        "became": became(told),
-        "step": told.step,
-        "rewards": {harmless(name): number(value) for name, value in sorted(told.rewards.items())},
+        "became": became(record),
+        "step": record.step,
+        "rewards": {harmless(name): number(value) for name, value in sorted(record.rewards.items())},
         "in": None if hit is None else hit.where,
         "snippet": None if trajectory is None else _snippet(trajectory, hit),
     }

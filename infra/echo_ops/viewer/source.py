@@ -75,7 +75,9 @@ class Source:
         self._workers: dict[str, WorkerStatus] = {}
         self._earlier: dict[str, WorkerStatus] = {}
         self._blind = ""
-        self._pieces = pieces
+        self.run_id = history.run_id
+        self.pieces = pieces
+        """The base model's tokenizer; None until it is loaded, or if it is not on this machine."""
         self._pool = PoolView()
         self._num_trained = 0
         self._watch_lock = threading.Lock()
@@ -98,15 +100,6 @@ class Source:
         self._thread.join()
         self._clients.close()
         self._history.close()
-
-    @property
-    def run_id(self) -> str:
-        return self._history.run_id
-
-    @property
-    def pieces(self) -> Pieces | None:
-        """The base model's tokenizer; None until it is loaded, or if it is not on this machine."""
-        return self._pieces
 
     def books(self) -> History:
         """The history for one thread that reads no trajectories."""
@@ -219,7 +212,7 @@ class Source:
         # The tokenizer takes a second to load: the first page does not wait for it.
         runs = self._history.log.runs
         try:
-            self._pieces = self._pieces or (tokenizer_of(runs[-1].model) if runs else None)
+            self.pieces = self.pieces or (tokenizer_of(runs[-1].model) if runs else None)
         except Exception:  # a model's files may raise anything; the viewer then shows ids
             logger.exception("The tokenizer cannot be loaded")
         while not self._stop.is_set():

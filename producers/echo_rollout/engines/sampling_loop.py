@@ -45,7 +45,11 @@ class SamplingLoop:
     @torch.inference_mode()
     def run(self, model: Any, asks: Sequence[Ask], ref: SnapshotRef) -> list[list[Generation]]:
         """For each (prompt, n, sampling) its n generations."""
-        rows = [_Row(prompt, sampling, _generator(sampling, index)) for prompt, n, sampling in asks for index in range(n)]
+        rows = [
+            _Row(prompt, sampling, None if sampling.seed is None else torch.Generator().manual_seed(sampling.seed + index))
+            for prompt, n, sampling in asks
+            for index in range(n)
+        ]
         running = list(rows)
         ids, mask = _padded([row.prompt for row in rows], model.device)
         cache: Any = None
@@ -162,10 +166,6 @@ def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Ten
         ids[row, width - len(prompt) :] = torch.tensor(list(prompt))
         mask[row, width - len(prompt) :] = 1
     return ids.to(device), mask.to(device)
-
-
-def _generator(sampling: Sampling, index: int) -> torch.Generator | None:
-    return None if sampling.seed is None else torch.Generator().manual_seed(sampling.seed + index)
 
 
 def _end_tokens(base: Path, tokenizer: Any) -> frozenset[int]:

@@ -32,7 +32,7 @@ from echo_core.dispatch import may_issue
 from echo_core.policy import Admission, StalenessPolicy
 from echo_rollout.metrics import OfflineMetrics
 from echo_rollout.offline.rendering import RenderedEpisode
-from echo_rollout.open_seqs import OpenSeqs, standing_of
+from echo_rollout.open_seqs import OpenSeqs, dispatch_state
 from echo_runtime.process import StopSignal
 from echo_schemas.columns import pack_logprobs, pack_tokens
 from echo_schemas.errors import UserError
@@ -194,7 +194,7 @@ class OfflineProducer:
         if progress is not None:
             self._open.hear(progress)
         while len(seqs) < _MAX_BATCH and num_bytes < _MAX_BATCH_BYTES:
-            if not may_issue(standing_of(progress, self._open.undecided + len(seqs)), self._policy):
+            if not may_issue(dispatch_state(progress, self._open.undecided + len(seqs)), self._policy):
                 break
             if self._again:
                 seqs.append(self._again.popleft())

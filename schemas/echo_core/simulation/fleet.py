@@ -22,7 +22,7 @@ import simpy
 from echo_core.batch_choice import weight_of
 from echo_core.capacity.decision import PoolLook, PoolRule
 from echo_core.capacity.estimates import BroadcastWatch, KnownRates, RecentMedian, heartbeat_patience_s
-from echo_core.dispatch import Standing, may_issue, required_version
+from echo_core.dispatch import DispatchState, may_issue, required_version
 from echo_core.policy import OverBudget
 from echo_core.simulation.machines import Group, Machine
 from echo_core.simulation.outcome import Outcome, StepRecord
@@ -233,11 +233,11 @@ class _Fleet:
     def _issue(self) -> None:
         """Give requests to free places, while the learner admits more."""
         while self._idle:
-            standing = Standing(version=self._version, published=self._published, undecided=self._undecided)
+            state = DispatchState(version=self._version, published=self._published, undecided=self._undecided)
             if self._returned:
                 required = self._returned[0].required
-            elif may_issue(standing, self._policy):
-                required = required_version(standing, self._policy) if self._scenario.generation.on_old_weights else self._published
+            elif may_issue(state, self._policy):
+                required = required_version(state, self._policy) if self._scenario.generation.on_old_weights else self._published
             else:
                 return
             machine = self._place(required)

@@ -169,7 +169,11 @@ class Coordinator:
         told = self._rates.update({each.status.worker_id: each.status.rollouts_per_s for each in offers})
         found = {name: share for name, share in self._deliveries.believed_shares().items() if name in told}
         self.metrics.disbelieved.set(len(found))
-        self._say("claims", " ".join(_disbelief(name, told[name], share) for name, share in found.items()))
+        sentences = (
+            f"{name} says {told[name]:.4g} rollouts/s and delivers {told[name] * share:.4g}, so it counts with what it delivers."
+            for name, share in found.items()
+        )
+        self._say("claims", " ".join(sentences))
         rates = {name: rate * found.get(name, 1.0) for name, rate in told.items()}
         return PoolLook(
             train_s=self._training_s.value,
@@ -240,10 +244,6 @@ class Coordinator:
     def _on_weights(self, _key: str, manifest: WeightManifest | None) -> None:
         if manifest is not None:
             self._broadcast.ready(manifest.version)
-
-
-def _disbelief(worker_id: str, rate: float, share: float) -> str:
-    return f"{worker_id} says {rate:.4g} rollouts/s and delivers {rate * share:.4g}, so it counts with what it delivers."
 
 
 def _candidate(status: WorkerStatus, rate: float) -> Candidate:

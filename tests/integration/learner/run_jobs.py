@@ -24,7 +24,7 @@ from echo_learner.start import Conduct
 from echo_learner.training.config import trainer_config
 from echo_learner.training.ranks import open_trainer
 from echo_ops.cli.retrain import parse_versions
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.retrain import RetrainParts, TrainingLog, plan_retraining, retrain
 from echo_replay.weight_distance import weight_distance
 from echo_schemas.columns import pack_logprobs, pack_tokens
@@ -208,7 +208,7 @@ def retrain_from_file(
     first = Pipeline(Path(folder), options=_with_base(sections, base, STEPS_TO_RETRAIN))
     pipeline = SoundRun(first, kept).forge(Path(folder), into=first)
     settings = pipeline.settings()
-    with open_history(pipeline.bus, settings.run.name) as history:
+    with History(pipeline.bus, settings.run.name) as history:
         log = TrainingLog(history)
         plan = plan_retraining(log, pipeline.store, settings, parse_versions(versions), from_start=from_start)
         with closing(open_trainer(trainer_config(settings, Path(base)), ranks)) as trainer:

@@ -18,7 +18,7 @@ from echo_bus.clock import Deadline
 from echo_replay.export.manifest import NAME, open_export
 from echo_replay.export.queries import ask
 from echo_replay.export.verifying import verify_export
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_schemas.naming import Namespace
 from tests.integration.replay.copying import copy_into
 from tests.unit.learner.pipeline import Pipeline
@@ -57,7 +57,7 @@ def assert_told(pipeline: Pipeline, folder: Path) -> None:
     home, manifest = open_export(folder)
     assert verify_export(home, manifest).problems == []
     question = "select kafka.partition, kafka.offset, fate, step, reward_exact from trajectories order by all"
-    with open_history(pipeline.bus, "demo") as history:
+    with History(pipeline.bus, "demo") as history:
         whole = list(history.read())
     told = [(each.where.partition, each.where.offset, each.fate.value, each.step, each.rewards.get("exact")) for each in whole]
     assert ask(home, manifest, question, timeout_s=_WAIT_S, limit=0).rows == sorted(told)

@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 pytest.importorskip("marimo", reason="install the extra 'notebook'")
 
 from echo_replay.export.exporter import export_run
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.selection import Fate
 from echo_schemas.records import Purpose, TrajectorySource
 from tests.unit.replay.forged import SoundRun
@@ -39,7 +39,7 @@ def answers(folder: Path) -> dict[str, Any]:
 def test_it_answers_from_an_export(sound: SoundRun, tmp_path: Path) -> None:
     export_run(sound.pipeline.bus, "demo", tmp_path)
     found = answers(tmp_path)
-    with open_history(sound.pipeline.bus, "demo") as history:
+    with History(sound.pipeline.bus, "demo") as history:
         told = [each for each in history.read() if each.trajectory is not None]
     trained = [each for each in told if each.fate is Fate.TRAINED]
     assert {row["step"] for row in found["curve"]} == {each.step for each in trained}

@@ -19,7 +19,7 @@ from confluent_kafka.admin import NewTopic
 from echo_bus.client.kafka import KafkaCluster
 from echo_memory import MemoryCluster
 from echo_replay.audit import audit_run
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.selection import Everything, Fate, Groups, Selection, Steps, Times, Versions
 from echo_replay.sinks import REPLAYED_FROM, open_sink, replay
 from echo_schemas.naming import Namespace
@@ -46,7 +46,7 @@ def trained(kafka_bootstrap: str, namespace: Namespace, tmp_path: Path) -> Pipel
 
 def test_the_past_of_a_real_log(trained: Pipeline, tmp_path: Path) -> None:
     bus = replace(trained.bus, role="operator")
-    with open_history(bus, "demo") as history:
+    with History(bus, "demo") as history:
         whole = list(history.read())
         fates = Counter(each.fate for each in whole)
         counts = audit_run(bus, "demo").counts

@@ -24,7 +24,7 @@ from echo_ops.viewer.windows import Json
 from echo_replay.export.exported_log import bus_of
 from echo_replay.export.exporter import export_run
 from echo_replay.export.manifest import open_export
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_schemas.naming import Namespace
 from tests.unit.learner.pipeline import Pipeline
 from tests.unit.replay.exported_pages import assert_pages_alike
@@ -36,7 +36,7 @@ WAIT_S = 60.0
 
 @contextmanager
 def viewer(bus: Bus, words: Words) -> Iterator[Source]:
-    history = open_history(bus, RUN)
+    history = History(bus, RUN)
     with Source(history.bus, history, pieces=words.pieces) as source:
         yield source
 

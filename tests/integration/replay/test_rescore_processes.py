@@ -18,7 +18,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline
 from echo_replay.rescoring import RESCORE
-from echo_replay.rescoring.inside import Answer, Errand
+from echo_replay.rescoring.inside import Answer, ScoringTask
 from echo_replay.rescoring.order import RescoreOrder
 from echo_replay.rescoring.team import Item, Team
 from echo_schemas.codec import lock_file_codec
@@ -27,7 +27,6 @@ from echo_schemas.records import Reward, RewardOutcome
 from echo_schemas.topics import BY_NAME, REWARDS
 from echo_settings import Settings
 from echo_streams.intake import Identity
-from echo_streams.scoring import ScoringLimits
 from echo_tasks.catalogue import load_reward
 from tests.integration.replay import rescored
 from tests.integration.replay.copying import copy_into
@@ -53,10 +52,10 @@ def judge(function: str, completions: list[str], *, num: int = 2) -> tuple[dict[
     samples = [trajectory(number, completion=completion) for number, completion in enumerate(completions)]
     encode = lock_file_codec().encode
     items = [Item(where=at(each.seq), identity=Identity.of(each), value=encode(each), compared=0.0) for each in samples]
-    settings = Settings.model_validate({"scoring": {"memory_mb": 512}})
-    errand = Errand(path=path, order=ORDER, settings=settings, limits=ScoringLimits(retries=0))
+    settings = Settings.model_validate({"scoring": {"memory_mb": 512, "retries": 0}})
+    task = ScoringTask(path=path, order=ORDER, settings=settings)
     answers: dict[str, Answer] = {}
-    with Team(errand, load_reward(path), num) as team:
+    with Team(task, load_reward(path), num) as team:
         for judged in team.judge(iter([items[first : first + 3] for first in range(0, len(items), 3)])):
             for item, answer in judged:
                 completion = completions[item.where.offset]

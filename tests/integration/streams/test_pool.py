@@ -18,10 +18,11 @@ import pytest
 from echo_bus.clock import Deadline, ManualClock
 from echo_schemas.errors import UserError
 from echo_schemas.records import RewardOutcome
+from echo_settings.sections import ScoringSettings
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import CallTimedOut, Failure, ProcessDied, ScoringPool
 from echo_streams.run import attach
-from echo_streams.scoring import Scorer, ScoringLimits
+from echo_streams.scoring import Scorer
 from echo_streams.values import Score
 from echo_tasks.catalogue import load_reward
 from echo_tasks.rewards import RewardFunction, ScoredSample, sample_of
@@ -181,7 +182,7 @@ def test_outcomes_of_the_scorer_on_processes(functions: Callable[[str], RewardFu
 
     async def run() -> None:
         async with open_pool(hangs, dies, mixed, metrics=metrics) as pool:
-            limits = ScoringLimits(timeout_s=WAIT_S)
+            limits = ScoringSettings(timeout_s=WAIT_S)
             work = {
                 name: Scorer([attached(function, name)], run_id="demo", limits=limits, metrics=metrics, clock=ManualClock(), pool=pool)
                 for name, function in (("hangs", hangs), ("dies", dies), ("mixed", mixed))
@@ -267,7 +268,7 @@ def test_processes_run_what_the_settings_name(functions: Callable[[str], RewardF
     async def run() -> None:
         async with open_pool(*(entry.function for entry in entries)) as pool:
             work = Scorer(
-                entries, run_id="demo", limits=ScoringLimits(timeout_s=WAIT_S), metrics=StreamsMetrics(), clock=ManualClock(), pool=pool
+                entries, run_id="demo", limits=ScoringSettings(timeout_s=WAIT_S), metrics=StreamsMetrics(), clock=ManualClock(), pool=pool
             )
             rewards = await work.score(judgeable(1, entry='{"answer": "0"}', turn_rewards=(0.5, 1.0)))
             assert [(reward.name, reward.value) for reward in rewards] == [(names[0], 1.0), (names[1], 1.5), (names[2], 1.0)]

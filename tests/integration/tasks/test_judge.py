@@ -15,14 +15,13 @@ import pytest
 
 pytest.importorskip("httpx", reason="install the extra 'streams'")
 
-from echo_replay.rescoring.inside import Answer, Errand
+from echo_replay.rescoring.inside import Answer, ScoringTask
 from echo_replay.rescoring.order import RescoreOrder
 from echo_replay.rescoring.team import Item, Team
 from echo_schemas.codec import lock_file_codec
 from echo_schemas.errors import UserError
 from echo_settings import Settings
 from echo_streams.intake import Identity
-from echo_streams.scoring import ScoringLimits
 from echo_tasks.catalogue import load_reward
 from echo_tasks.judge import JudgeFailed, JudgeOptions, LlmJudge, llm_judge
 from echo_tasks.rewards import RewardResult, sample_of
@@ -188,9 +187,9 @@ def test_the_past_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             f"from echo_tasks.judge import llm_judge\njudge = llm_judge(url={url!r}, model='m', instructions='Is it kind?', price_in=1.0)\n"
         )
         path = "my_rewards.py:judge"
-        errand = Errand(path=path, order=ORDER, settings=Settings(), limits=ScoringLimits())
+        task = ScoringTask(path=path, order=ORDER, settings=Settings())
         answers: dict[int, Answer] = {}
-        with Team(errand, load_reward(path), 1) as team:
+        with Team(task, load_reward(path), 1) as team:
             for judged_ones in team.judge(iter([items])):
                 answers |= {item.where.offset: answer for item, answer in judged_ones}
     assert {offset: answer.value for offset, answer in answers.items()} == {number: number % 10 / 10 for number in range(20)}

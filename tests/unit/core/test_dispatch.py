@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_core.dispatch import Standing, may_issue, required_version
+from echo_core.dispatch import DispatchState, may_issue, required_version
 from echo_core.policy import Admission, OverBudget, StalenessPolicy
 from echo_core.staleness import Freshness, freshness, staleness
 from echo_schemas.errors import UserError
@@ -19,8 +19,8 @@ def policy(budget: int = 3, kappa: int = 2, groups: int = 4, **changes: object) 
     return StalenessPolicy(budget=budget, publication_period=kappa, groups_per_step=groups, group_size=4, **changes)  # type: ignore[arg-type]
 
 
-def standing(*, version: int = 0, published: int = 0, undecided: int = 0) -> Standing:
-    return Standing(version=version, published=published, undecided=undecided)
+def state(*, version: int = 0, published: int = 0, undecided: int = 0) -> DispatchState:
+    return DispatchState(version=version, published=published, undecided=undecided)
 
 
 def test_staleness_is_learner_version_minus_oldest_version() -> None:
@@ -51,8 +51,8 @@ def test_a_lead_that_starves_the_learner_or_passes_the_budget_is_refused(lead: i
 
 def test_a_lead_below_the_budget_issues_less() -> None:
     rules = policy(budget=3, kappa=1, groups=4, lead=1)
-    assert may_issue(standing(undecided=7), rules)
-    assert not may_issue(standing(undecided=8), rules)
+    assert may_issue(state(undecided=7), rules)
+    assert not may_issue(state(undecided=8), rules)
 
 
 @pytest.mark.parametrize("change", [{"budget": -1}, {"kappa": 0}, {"groups": 0}])
@@ -63,21 +63,21 @@ def test_senseless_numbers_are_refused(change: dict[str, int]) -> None:
 
 def test_pace_counts_undecided_groups_against_what_is_published() -> None:
     rules = policy(budget=3, kappa=2, groups=4)
-    assert may_issue(standing(undecided=15), rules)
-    assert not may_issue(standing(undecided=16), rules)
+    assert may_issue(state(undecided=15), rules)
+    assert not may_issue(state(undecided=16), rules)
     # One step trained, nothing published: what the next publication will let in is not yet under way.
-    assert not may_issue(standing(undecided=12, version=1), rules)
-    assert may_issue(standing(undecided=15, version=2, published=2), rules)
-    assert may_issue(standing(undecided=1_000), policy(admission=Admission.FREE))
+    assert not may_issue(state(undecided=12, version=1), rules)
+    assert may_issue(state(undecided=15, version=2, published=2), rules)
+    assert may_issue(state(undecided=1_000), policy(admission=Admission.FREE))
 
 
 def test_required_version_is_the_step_that_will_train_less_the_budget_rounded_up_to_a_publication() -> None:
     rules = policy(budget=2, kappa=2, groups=4)
-    assert required_version(standing(), rules) == 0
+    assert required_version(state(), rules) == 0
     # 12 undecided groups at version 4: trained at step 7, so 5 is the oldest that is fresh enough then, and 6 is published.
-    assert required_version(standing(version=4, published=4, undecided=12), rules) == 4
-    assert required_version(standing(version=6, published=6, undecided=12), rules) == 6
-    assert required_version(standing(version=7, published=6), rules) == 6
+    assert required_version(state(version=4, published=4, undecided=12), rules) == 4
+    assert required_version(state(version=6, published=6, undecided=12), rules) == 6
+    assert required_version(state(version=7, published=6), rules) == 6
 
 
 @given(
@@ -100,7 +100,7 @@ def test_no_budget_period_and_drops_ever_stop_a_run_or_let_a_sample_be_born_too_
     lead = max(kappa - 1, budget - slack)
     rules = policy(budget=budget, kappa=kappa, groups=groups, admission=admission, over_budget=OverBudget.DROP, lead=lead)
     dice = random.Random(seed)
-    now = standing()
+    now = state()
     waiting: list[int] = []
     oldest_trained = 0
     for _ in range(2_000):
@@ -127,6 +127,6 @@ def test_no_budget_period_and_drops_ever_stop_a_run_or_let_a_sample_be_born_too_
             oldest_trained = max(oldest_trained, *(now.version - version for version in batch))
             version = now.version + 1
             published = version - version % rules.publication_period
-            now = standing(version=version, published=published, undecided=now.undecided - groups)
+            now = state(version=version, published=published, undecided=now.undecided - groups)
     assert now.version == 12, f"the run stood still at {now}"
     assert oldest_trained <= budget

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo_bus.signatures import Signer, TrustedKey, Verifier, key_id_of
 from echo_replay.audit import audit_run
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.selection import Fate
 from echo_replay.verdicts import Promise, Verdict
 from echo_schemas.columns import pack_tokens
@@ -62,7 +62,7 @@ def test_a_forged_duplicate_and_a_forged_score_harm_nobody(tmp_path: Path, signs
     assert len(swarm.dead_letters(REWARDS)) == GROUP_SIZE + 1
     assert "bad_signature" in caplog.text
     assert all(report.metrics["reward_mean"] <= 1.0 for report in swarm.reports())
-    with open_history(swarm.bus, "demo") as history:
+    with History(swarm.bus, "demo") as history:
         told = {told.where: told for told in history.read()}
     assert {told[where].fate for where in forged} == {Fate.DEAD}
     assert told[where].rewards["exact"] == 0.0, "the history shows a forged score"

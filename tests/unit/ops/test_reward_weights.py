@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echo_ops.cli.reward import RunNow, of_attached, refuse_sampled, refuse_unscored
-from echo_ops.rewards.watch import Heard
+from echo_ops.rewards.watch import RecentRewards
 from echo_ops.rewards.weights import Missing, full_name, parse_missing, parse_weight, policy_of, terms_in_force, with_weight
 from echo_schemas.errors import UserError
 from echo_schemas.records import Control, RewardAttachment, RewardControl, RewardTerm
@@ -78,7 +78,7 @@ def test_what_groups_do_is_said(text: str, policy: str) -> None:
 
 
 def test_a_reward_that_nobody_gives_now_would_starve_the_run() -> None:
-    heard = {("main", "exact"): Heard(), ("brevity", BREVITY): Heard()}
+    heard = {("main", "exact"): RecentRewards(), ("brevity", BREVITY): RecentRewards()}
     heard["main", "exact"].add(scored("exact", at(1), time_ms=500_000))
     heard["brevity", BREVITY].add(failed(BREVITY, at(1), "KeyError: 'answer'"))
     with pytest.raises(UserError, match=r"No application gives.*KeyError: 'answer'"):
@@ -91,7 +91,7 @@ def test_a_reward_that_nobody_gives_now_would_starve_the_run() -> None:
 
 
 def test_nothing_is_expected_of_an_application_that_was_detached() -> None:
-    heard = {("main", "exact"): Heard(), ("brevity", BREVITY): Heard()}
+    heard = {("main", "exact"): RecentRewards(), ("brevity", BREVITY): RecentRewards()}
     for is_attached, left in ((True, heard), (False, {("main", "exact"): heard["main", "exact"]})):
         attachment = RewardAttachment(application="brevity", is_attached=is_attached, rewards=(BREVITY,), share=1.0)
         order = Control(run_id="demo", epoch=1, attachment=attachment, issued_by="test", time_ms=1)

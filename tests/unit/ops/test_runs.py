@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from echo_ops.cli.main import app
 from echo_ops.runs.deletion import Remains
-from echo_ops.runs.listing import Standing, find_run, line_of
+from echo_ops.runs.listing import RunStatus, find_run, line_of
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, Progress, Run, RunControl, RunState
@@ -38,29 +38,29 @@ def told(state: RunState) -> Control:
 
 
 @pytest.mark.parametrize(
-    ("progress", "order", "standing"),
+    ("progress", "order", "status"),
     [
-        (spoke(500), None, Standing.TRAINING),
-        (spoke(500), told(RunState.RUNNING), Standing.TRAINING),
-        (spoke(500), told(RunState.PAUSED), Standing.PAUSED),
-        (spoke(500), told(RunState.STOPPING), Standing.STOPPING),
-        (spoke(60_000), told(RunState.STOPPING), Standing.STOPPED),
-        (spoke(60_000), told(RunState.PAUSED), Standing.SILENT),
-        (spoke(60_000), None, Standing.SILENT),
-        (spoke(60_000, version=10), None, Standing.FINISHED),
-        (spoke(60_000, version=10), told(RunState.STOPPING), Standing.FINISHED),
-        (None, None, Standing.SILENT),
+        (spoke(500), None, RunStatus.TRAINING),
+        (spoke(500), told(RunState.RUNNING), RunStatus.TRAINING),
+        (spoke(500), told(RunState.PAUSED), RunStatus.PAUSED),
+        (spoke(500), told(RunState.STOPPING), RunStatus.STOPPING),
+        (spoke(60_000), told(RunState.STOPPING), RunStatus.STOPPED),
+        (spoke(60_000), told(RunState.PAUSED), RunStatus.SILENT),
+        (spoke(60_000), None, RunStatus.SILENT),
+        (spoke(60_000, version=10), None, RunStatus.FINISHED),
+        (spoke(60_000, version=10), told(RunState.STOPPING), RunStatus.FINISHED),
+        (None, None, RunStatus.SILENT),
     ],
 )
-def test_how_a_run_stands(progress: Progress | None, order: Control | None, standing: Standing) -> None:
+def test_how_a_run_stands(progress: Progress | None, order: Control | None, status: RunStatus) -> None:
     line = line_of(run(), progress, order, NOW_MS)
-    assert line.standing is standing
+    assert line.status is status
     assert line.is_alive == (progress is not None and progress.time_ms > NOW_MS - 10_000)
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}", '{"learner": {"steps": "many"}}'])
 def test_a_configuration_of_another_release_has_no_known_end(config: str) -> None:
-    assert line_of(replace(RUN, config=config), spoke(60_000, version=10), None, NOW_MS).standing is Standing.SILENT
+    assert line_of(replace(RUN, config=config), spoke(60_000, version=10), None, NOW_MS).status is RunStatus.SILENT
 
 
 def test_a_name_that_there_is_not_is_refused_with_those_there_are() -> None:

@@ -14,7 +14,7 @@ from echo_bus.clock import Deadline
 from echo_ops.painting import Pieces
 from echo_ops.viewer.server import ViewerServer
 from echo_ops.viewer.source import Source
-from echo_replay.history import open_history
+from echo_replay.history import History
 
 _WAIT_S = 60.0
 # What depends on when somebody looks, and the other runs of a namespace, of which an export of one knows nothing.
@@ -48,7 +48,7 @@ class Viewer:
 @contextmanager
 def opened(bus: Bus, run_id: str, pieces: Pieces | None) -> Iterator[Viewer]:
     """A viewer of one run."""
-    history = open_history(bus, run_id)
+    history = History(bus, run_id)
     with Source(history.bus, history, pieces=pieces) as source, ViewerServer(source) as server:
         source.refresh()
         yield Viewer(server)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 
-from echo_replay.rescoring.inside import Answers, Errand, Worker, pack_chunk, unpack_answers
+from echo_replay.rescoring.inside import Answers, ScoringTask, Worker, pack_chunk, unpack_answers
 from echo_replay.rescoring.team import Item, Judged
 from echo_runtime.opening import open_codec
 from echo_streams.scoring import Attached
@@ -15,10 +15,10 @@ from echo_tasks.rewards import RewardFunction
 class InlineTeam:
     """As `Team`; nothing limits a call's time."""
 
-    def __init__(self, errand: Errand, function: RewardFunction, num: int) -> None:
+    def __init__(self, task: ScoringTask, function: RewardFunction, num: int) -> None:
         self.num_processes, self.is_async, self.num_replaced, self.stopped = num, False, 0, ""
         self._said = bytearray()
-        self._worker = Worker(Attached(name=errand.path, function=function), errand, open_codec(errand.settings), Answers(self._take))
+        self._worker = Worker(Attached(name=task.path, function=function), task, open_codec(task.settings), Answers(self._take))
 
     def __enter__(self) -> InlineTeam:
         return self

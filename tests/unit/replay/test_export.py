@@ -23,7 +23,7 @@ from echo_replay.export.layout import Table, bucket_of
 from echo_replay.export.manifest import NAME, ExportManifest, locked, open_export, read_manifest
 from echo_replay.export.table_file import StagedFile, row_groups
 from echo_replay.export.verifying import verify_export
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_schemas.errors import UserError
 from echo_schemas.topics import RUNS, TRAJECTORIES
 from tests.unit.learner.pipeline import WAIT_S, Pipeline
@@ -51,7 +51,7 @@ def told_of(folder: Path) -> dict[tuple[int, int], tuple[object, ...]]:
 
 
 def told_by_history(pipeline: Pipeline) -> dict[tuple[int, int], tuple[object, ...]]:
-    with open_history(pipeline.bus, DEMO) as history:
+    with History(pipeline.bus, DEMO) as history:
         return {
             (each.where.partition, each.where.offset): (
                 each.fate.value,
@@ -83,7 +83,7 @@ def test_the_export_says_what_the_history_says(sound: SoundRun, tmp_path: Path) 
     assert told_of(tmp_path) == told_by_history(sound.pipeline)
     manifest = assert_whole(tmp_path)
     assert done.num_new == manifest.rows(Table.TRAJECTORIES)
-    with open_history(sound.pipeline.bus, DEMO) as history:
+    with History(sound.pipeline.bus, DEMO) as history:
         assert manifest.rows(Table.STEPS) == len(history.log.steps) == manifest.tip
         assert manifest.rows(Table.SAMPLES) == len(samples_of(history.log.steps).offsets)
     assert manifest.rows(Table.DROPS) == len(sound.pipeline.drops())

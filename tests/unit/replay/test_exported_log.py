@@ -23,7 +23,7 @@ from echo_replay.export.exporter import export_run
 from echo_replay.export.layout import Table
 from echo_replay.export.manifest import NAME, open_export
 from echo_replay.export.verifying import verify_export
-from echo_replay.history import Told, open_history
+from echo_replay.history import History, HistoryRecord
 from echo_replay.selection import Groups, Offsets, Selection, Steps, Times, Versions
 from echo_schemas.errors import UserError
 from tests.unit.replay.exported_pages import assert_pages_alike
@@ -46,9 +46,9 @@ def exported(folder: Path) -> Bus:
     return bus_of(*open_export(folder))
 
 
-def told(bus: Bus, selection: Selection, *, by_time: bool = False) -> list[Told]:
+def records(bus: Bus, selection: Selection, *, by_time: bool = False) -> list[HistoryRecord]:
     """All but the message itself: its bytes are those of this release."""
-    with open_history(bus, DEMO) as history:
+    with History(bus, DEMO) as history:
         found = [
             replace(each, raw=each.raw.key(), rewards=dict(each.rewards))  # type: ignore[arg-type]  # only to compare
             for each in history.read(selection, by_time=by_time)
@@ -59,8 +59,8 @@ def told(bus: Bus, selection: Selection, *, by_time: bool = False) -> list[Told]
 
 def test_the_history_of_an_export_is_that_of_the_log(sound: SoundRun, exported: Bus) -> None:
     log = sound.pipeline.bus
-    whole = told(log, Selection())
-    assert told(exported, Selection()) == whole
+    whole = records(log, Selection())
+    assert records(exported, Selection()) == whole
     assert len({each.fate for each in whole}) > 3, "trained, dropped, dead and open ones are among them"
     times = sorted(each.time_ms for each in whole)
     for where in (
@@ -70,12 +70,12 @@ def test_the_history_of_an_export_is_that_of_the_log(sound: SoundRun, exported: 
         Offsets({0: (3, 20), 1: (8, 8)}),
         Times(times[len(times) // 3], times[len(times) // 2]),
     ):
-        assert told(exported, Selection(range=where)) == told(log, Selection(range=where)) != []
-    assert told(exported, Selection(), by_time=True) == told(log, Selection(), by_time=True)
+        assert records(exported, Selection(range=where)) == records(log, Selection(range=where)) != []
+    assert records(exported, Selection(), by_time=True) == records(log, Selection(), by_time=True)
 
 
 def test_the_books_of_an_export_are_those_of_the_log(sound: SoundRun, exported: Bus) -> None:
-    with open_history(sound.pipeline.bus, DEMO) as log, open_history(exported, DEMO) as history:
+    with History(sound.pipeline.bus, DEMO) as log, History(exported, DEMO) as history:
         assert [each.report for each in history.log.steps] == [each.report for each in log.log.steps]
         assert [(each.offset, each.seqs.tolist(), each.tokens) for each in history.log.steps] == [
             (each.offset, each.seqs.tolist(), each.tokens) for each in log.log.steps
@@ -140,7 +140,7 @@ def test_an_export_of_an_earlier_release_says_what_is_missing_and_an_export_adds
         bus_of(*open_export(copied))
     assert f"echoswarm export --to {copied} --run {DEMO}" in refused.value.hint
     export_run(sound.pipeline.bus, DEMO, copied)
-    assert told(bus_of(*open_export(copied)), Selection()) == told(sound.pipeline.bus, Selection())
+    assert records(bus_of(*open_export(copied)), Selection()) == records(sound.pipeline.bus, Selection())
 
 
 def test_the_folder_of_the_run_in_an_export_is_the_export_too(folder: Path) -> None:
@@ -163,7 +163,7 @@ def test_scores_of_a_rescore_are_no_run(copied: Path) -> None:
 
 def test_a_file_that_is_gone_is_named(copied: Path) -> None:
     home, manifest = open_export(copied)
-    with open_history(bus_of(home, manifest), DEMO) as history:
+    with History(bus_of(home, manifest), DEMO) as history:
         for file in manifest.files:
             if file.slot.table is Table.TRAJECTORIES:
                 (home / file.path).unlink()

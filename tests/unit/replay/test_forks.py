@@ -15,7 +15,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.commit.fork import ForkOrder, fork_run
 from echo_replay.audit import audit_run
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.retrain import Match, RetrainParts, TrainingLog, plan_retraining, retrain
 from echo_replay.verdicts import Promise, Verdict
 from echo_schemas.codec import lock_file_codec
@@ -68,7 +68,7 @@ def sections(folder: Path) -> dict[str, Any]:
 def train_again(pipeline: Pipeline, folder: Path, *, from_start: bool = True) -> list[tuple[int, Match]]:
     settings = pipeline.settings(**sections(folder))
     bus, store = replace(pipeline.bus, run_id=FORK), CheckpointStore(folder / FORK / "checkpoints", lock_file_codec())
-    with open_history(bus, FORK) as history:
+    with History(bus, FORK) as history:
         log = TrainingLog(history)
         parts = RetrainParts(
             settings=settings,

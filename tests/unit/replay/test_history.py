@@ -13,7 +13,7 @@ from confluent_kafka import TopicPartition
 
 from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_replay.following import follow
-from echo_replay.history import Told, open_history
+from echo_replay.history import History, HistoryRecord
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
 from echo_replay.steps import read_batch
 from echo_schemas.errors import UserError
@@ -26,12 +26,12 @@ from tests.unit.replay.forged import STEPS_TRAINED, SoundRun, only
 DEMO = "demo"
 
 
-def told(pipeline: Pipeline, where: Where = Everything(), **filters: object) -> list[Told]:  # noqa: B008  frozen
-    with open_history(pipeline.bus, DEMO) as history:
+def told(pipeline: Pipeline, where: Where = Everything(), **filters: object) -> list[HistoryRecord]:  # noqa: B008  frozen
+    with History(pipeline.bus, DEMO) as history:
         return list(history.read(Selection(range=where, **filters)))  # type: ignore[arg-type]  # of the fields' own types
 
 
-def names(found: list[Told]) -> list[str]:
+def names(found: list[HistoryRecord]) -> list[str]:
     return sorted(each.trajectory.name for each in found if each.trajectory is not None)
 
 
@@ -86,7 +86,7 @@ def test_ranges_and_filters_are_cuts_of_the_whole(sound: SoundRun) -> None:
 
 
 def test_by_time_is_the_same_in_another_order(sound: SoundRun) -> None:
-    with open_history(sound.pipeline.bus, DEMO) as history:
+    with History(sound.pipeline.bus, DEMO) as history:
         plain, by_time = list(history.read()), list(history.read(by_time=True))
     assert [each.time_ms for each in by_time] == sorted(each.time_ms for each in plain)
     assert {(each.where, each.fate) for each in by_time} == {(each.where, each.fate) for each in plain}
@@ -106,7 +106,7 @@ def test_by_time_is_the_same_in_another_order(sound: SoundRun) -> None:
     ],
 )
 def test_undecoded_records_are_the_same(sound: SoundRun, selection: Selection) -> None:
-    with open_history(sound.pipeline.bus, DEMO) as history:
+    with History(sound.pipeline.bus, DEMO) as history:
         whole, undecoded = list(history.read(selection)), list(history.undecoded(selection))
     assert [(each.where, each.rewards) for each in undecoded] == [(each.where, each.rewards) for each in whole]
     for quick, each in zip(undecoded, whole, strict=True):
@@ -118,7 +118,7 @@ def test_undecoded_records_are_the_same(sound: SoundRun, selection: Selection) -
 
 
 def test_two_threads_read_one_set_of_books(sound: SoundRun) -> None:
-    with open_history(sound.pipeline.bus, DEMO) as history:
+    with History(sound.pipeline.bus, DEMO) as history:
         beside = history.beside()
         going = history.read(Selection(range=Steps(1, 1)))
         first = next(going)
@@ -132,14 +132,14 @@ def test_two_threads_read_one_set_of_books(sound: SoundRun) -> None:
 
 
 def test_a_reward_that_was_written_later_is_not_looked_for(sound: SoundRun) -> None:
-    with open_history(sound.pipeline.bus, DEMO) as history:
+    with History(sound.pipeline.bus, DEMO) as history:
         first = Selection(range=Steps(1, 1))
         assert all(each.rewards for each in history.read(first, rewards_until_ms=max(each.time_ms for each in history.read())))
         assert not any(each.rewards for each in history.read(first, rewards_until_ms=-MAX_CLOCK_ERROR_MS))
 
 
 def test_the_rewards_of_a_step_are_read_again_from_its_report(sound: SoundRun) -> None:
-    with open_history(sound.pipeline.bus, DEMO) as history:
+    with History(sound.pipeline.bus, DEMO) as history:
         for step in history.log.steps:
             batch = read_batch(history.bus, step)
             assert batch.num_samples == len(step.seqs)
@@ -147,7 +147,7 @@ def test_the_rewards_of_a_step_are_read_again_from_its_report(sound: SoundRun) -
 
 
 def test_all_drops_stand_in_one_table(sound: SoundRun) -> None:
-    with open_history(sound.pipeline.bus, DEMO) as history:
+    with History(sound.pipeline.bus, DEMO) as history:
         table = history.fates.drops()
         dropped = {(each.where.partition, each.where.offset): each for each in history.read(Selection(fates=frozenset({Fate.DROPPED})))}
     places = list(zip(table.partitions.tolist(), table.offsets.tolist(), strict=True))
@@ -168,7 +168,7 @@ def test_a_refresh_sees_what_the_learner_has_done_since(sound: SoundRun, tmp_pat
         return []
 
     copy = sound.forge(tmp_path, only(StepReport, keep_back))
-    with open_history(copy.bus, DEMO) as history:
+    with History(copy.bus, DEMO) as history:
         assert history.log.tip == STEPS_TRAINED - 1
         assert not history.refresh()
         copy.write(STEPS, *held, partition=0)
@@ -183,7 +183,7 @@ def test_what_retention_has_removed_is_named(sound: SoundRun, tmp_path: Path) ->
     gone = TopicPartition(copy.namespace.topic(TRAJECTORIES), 0, 5)
     for future in copy.cluster.admin().delete_records([gone]).values():
         future.result(WAIT_S)
-    with open_history(copy.bus, DEMO) as history:
+    with History(copy.bus, DEMO) as history:
         found = list(history.read())
         assert history.missing == ["Retention has removed offsets 0 to 4 of partition 0 of trajectories."]
         assert min(each.where.offset for each in found if each.where.partition == 0) == 5
@@ -212,12 +212,12 @@ def test_a_range_that_is_not_there(sound: SoundRun, where: Where, says: str) -> 
 
 def test_a_run_that_is_not_there(sound: SoundRun) -> None:
     with pytest.raises(UserError, match="knows no run 'nobodys'"):
-        open_history(sound.pipeline.bus, "nobodys")
+        History(sound.pipeline.bus, "nobodys")
 
 
 def test_what_comes_is_told_once_with_its_reward(sound: SoundRun, tmp_path: Path) -> None:
     copy = sound.forge(tmp_path)
-    with open_history(copy.bus, DEMO) as history:
+    with History(copy.bus, DEMO) as history:
         num_read = len(list(history.read()))
         judged = copy.sample(50, 0, purpose=Purpose.EVAL)
         (where,) = copy.write(TRAJECTORIES, judged)
@@ -229,7 +229,7 @@ def test_what_comes_is_told_once_with_its_reward(sound: SoundRun, tmp_path: Path
 
 def test_what_is_followed_is_told_after_a_while_even_without_a_fate(sound: SoundRun, tmp_path: Path) -> None:
     copy = sound.forge(tmp_path)
-    with open_history(copy.bus, DEMO) as history:
+    with History(copy.bus, DEMO) as history:
         list(history.read())
         (where,) = copy.write(TRAJECTORIES, copy.sample(50, 0))
         first = next(follow(history, Selection(), hold_s=0.0))

@@ -24,7 +24,7 @@ import echo_ops.cli.lineage as lineage_command
 import echo_ops.cli.replay as replay_command
 import echo_ops.cli.search as search_command
 import echo_ops.cli.show as show_command
-from echo_replay.history import History, open_history
+from echo_replay.history import History
 from echo_replay.selection import Selection, Steps, Versions
 from echo_replay.sinks import REPLAYED_FROM
 from echo_schemas.errors import UserError
@@ -87,7 +87,7 @@ def test_a_group_is_shown_with_fate_step_rewards_and_versions(used: Pipeline, ca
 
 
 def test_a_record_an_attempt_and_a_step_are_shown(used: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
-    with open_history(used.bus, "demo") as history:
+    with History(used.bus, "demo") as history:
         where = place_of(history)
     show(f"{where.partition}:{where.offset}", as_json=True)
     (record,) = lines(capsys.readouterr().out)
@@ -124,7 +124,7 @@ def test_lineage_says_what_made_a_version_and_what_became_of_its_samples(used: P
     assert found["workers"] == {"w": GROUPS_PER_STEP * GROUP_SIZE}
     assert found["sampled_by"] == {"0": GROUPS_PER_STEP * GROUP_SIZE}
     assert found["rewards"]["exact"]["mean"] == 0.5
-    with open_history(used.bus, "demo") as history:
+    with History(used.bus, "demo") as history:
         samples = list(history.read(Selection(range=Versions(2, 2))))
     assert found["became"] == {f"trained in v{step}": count for step, count in sorted(Counter(each.step for each in samples).items())}
     lineage_command.lineage("0")
@@ -267,7 +267,7 @@ def test_an_avro_file_holds_what_is_known_of_each_record(used: Pipeline, tmp_pat
         records: list[Any] = list(reader)
         found = {(each["partition"], each["offset"]): each for each in records}
     assert about["run"] == "demo"
-    with open_history(used.bus, "demo") as history:
+    with History(used.bus, "demo") as history:
         told = list(history.read())
     assert set(found) == {(each.where.partition, each.where.offset) for each in told}
     for each in told:

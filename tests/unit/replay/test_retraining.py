@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_ops.cli.retrain import parse_versions
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.retrain import Match, RetrainedVersion, RetrainParts, TrainingLog, plan_retraining, retrain
 from echo_schemas.columns import LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, pack
 from echo_schemas.errors import UserError
@@ -34,7 +34,7 @@ def train_again(
     """Retrain with a fresh trainer. `folder`: whose checkpoints are kept, if not the pipeline's own."""
     settings, trainer = pipeline.settings(**sections), NumpyTrainer()
     store = pipeline.store if folder is None else Pipeline(folder).store
-    with open_history(pipeline.bus, "demo") as history:
+    with History(pipeline.bus, "demo") as history:
         log = TrainingLog(history)
         plan = plan_retraining(log, store, settings, parse_versions(versions), from_start=from_start)
         parts = RetrainParts(
@@ -58,7 +58,7 @@ def test_a_run_from_its_first_step(sound: SoundRun) -> None:
 
 
 def test_a_run_from_a_checkpoint_that_is_kept(sound: SoundRun) -> None:
-    with open_history(sound.pipeline.bus, "demo") as history:
+    with History(sound.pipeline.bus, "demo") as history:
         plan = plan_retraining(TrainingLog(history), sound.pipeline.store, sound.pipeline.settings(), range(6, 7), from_start=False)
     assert plan.start == 5
     assert plan.state is not None

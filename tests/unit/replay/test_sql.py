@@ -14,7 +14,7 @@ from echo_replay.export.bounded import folder_of_part, load_part
 from echo_replay.export.exporter import export_run
 from echo_replay.export.manifest import ExportManifest, open_export
 from echo_replay.export.queries import ask
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.selection import Selection, Steps
 from echo_schemas.errors import UserError
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP
@@ -64,7 +64,7 @@ def test_the_views_agree_with_one_another(export: tuple[Path, ExportManifest]) -
 
 
 def test_the_log_answers_as_the_export_does(sound: SoundRun, export: tuple[Path, ExportManifest], tmp_path: Path) -> None:
-    with open_history(sound.pipeline.bus, "demo") as history:
+    with History(sound.pipeline.bus, "demo") as history:
         whole = load_part(history, history.read(), 10_000, tmp_path / "whole")
         part = load_part(history, history.read(Selection(range=Steps(2, 3))), 10_000, tmp_path / "part")
     question = "select kafka.partition, kafka.offset, fate, step, reward_exact, tokens from trajectories order by all"
@@ -74,7 +74,7 @@ def test_the_log_answers_as_the_export_does(sound: SoundRun, export: tuple[Path,
 
 
 def test_nothing_selected_still_has_tables(sound: SoundRun, tmp_path: Path) -> None:
-    with open_history(sound.pipeline.bus, "demo") as history:
+    with History(sound.pipeline.bus, "demo") as history:
         manifest = load_part(history, history.read(Selection(worker="nobody")), 10, tmp_path)
     for table in _TABLES:
         rows((tmp_path, manifest), f"select * from {table}")
@@ -82,7 +82,7 @@ def test_nothing_selected_still_has_tables(sound: SoundRun, tmp_path: Path) -> N
 
 
 def test_too_large_a_range_is_refused(sound: SoundRun, tmp_path: Path) -> None:
-    with open_history(sound.pipeline.bus, "demo") as history, pytest.raises(UserError, match="more than 5 trajectories") as refused:
+    with History(sound.pipeline.bus, "demo") as history, pytest.raises(UserError, match="more than 5 trajectories") as refused:
         load_part(history, history.read(), 5, tmp_path)
     assert "--most" in refused.value.hint
 

@@ -26,7 +26,7 @@ from echo_ops.viewer.demo.made_run import MadePlan, MadeRun, StoryClock
 from echo_ops.viewer.server import ViewerServer
 from echo_ops.viewer.source import Source
 from echo_replay.audit import audit_run
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.verdicts import Promise, Verdict
 from echo_schemas.records import Coordinates, Reward, RewardOutcome
 from echo_schemas.topics import REWARDS
@@ -63,7 +63,7 @@ class Demo:
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Demo]:
     bus, pieces = make_demo()
-    history = open_history(bus, DEMO_RUN)
+    history = History(bus, DEMO_RUN)
     with Source(history.bus, history, pieces=pieces) as source, ViewerServer(source) as server:
         source.refresh()
         yield Demo(source, server)
@@ -251,7 +251,7 @@ def test_a_run_that_has_only_begun_says_so_on_every_page(tmp_path: Path) -> None
     clock = StoryClock(SystemClock().time_ms())
     bus = bus_in_memory(clock, "new")
     MadeRun(bus, clock, MadePlan(steps=(0, 0)), sokoban_player()[1], Words()).write()
-    history = open_history(bus, "new")
+    history = History(bus, "new")
     with Source(history.bus, history) as source, ViewerServer(source) as server:
         source.refresh()
         begun = Demo(source, server)

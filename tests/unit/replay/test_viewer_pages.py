@@ -21,7 +21,7 @@ from echo_ops.viewer.overview import overview_page
 from echo_ops.viewer.samples import group_page, trajectory_page
 from echo_ops.viewer.steps import SORTS, find_step, histogram, step_page, steps_page
 from echo_ops.viewer.windows import Json, Window, number, shown
-from echo_replay.history import History, open_history
+from echo_replay.history import History
 from echo_replay.selection import Fate
 from echo_replay.steps import read_batch
 from echo_schemas.errors import UserError
@@ -38,7 +38,7 @@ SAMPLES = GROUPS_PER_STEP * GROUP_SIZE
 
 @pytest.fixture(scope="module")
 def history(sound: SoundRun) -> Iterator[History]:
-    with open_history(sound.pipeline.bus, "demo") as history:
+    with History(sound.pipeline.bus, "demo") as history:
         yield history
 
 
@@ -165,7 +165,7 @@ def test_drops_are_counted_and_filtered(history: History) -> None:
 def test_what_a_policy_wrote_is_shown_and_does_nothing(sound: SoundRun, tmp_path: Path) -> None:
     text = "<script>alert(1)</script>\x1b[2J\u202e"
     copy = sound.forge(tmp_path, only(Trajectory, lambda record: [replace(record, completion=text)]))
-    with open_history(copy.bus, "demo") as history:
+    with History(copy.bus, "demo") as history:
         page = group_page(history, "1", Window())
     assert page["samples"][0]["answer"]["text"] == "<script>alert(1)</script>␛[2J\\u202e"
 

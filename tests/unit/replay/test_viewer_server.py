@@ -24,7 +24,7 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_bus.clock import Deadline
 from echo_ops.viewer.server import ViewerServer
 from echo_ops.viewer.source import Source
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_schemas.records import Trajectory
 from tests.thorough import examples
 from tests.unit.learner.pipeline import GROUP_SIZE, Pipeline
@@ -38,7 +38,7 @@ STATIC = resources.files("echo_ops.viewer").joinpath("static")
 
 @contextmanager
 def served(pipeline: Pipeline) -> Iterator[ViewerServer]:
-    with Source(pipeline.bus, open_history(pipeline.bus, "demo")) as source, ViewerServer(source) as server:
+    with Source(pipeline.bus, History(pipeline.bus, "demo")) as source, ViewerServer(source) as server:
         yield server
 
 

@@ -17,7 +17,7 @@ from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.evaluation.requests import Planned
 from echo_ops.cli.retrain import measured_lines, other_line, parse_terms, parse_versions
 from echo_replay.batches import OtherRewards
-from echo_replay.history import open_history
+from echo_replay.history import History
 from echo_replay.retrain import Match, RetrainedVersion, RetrainParts, TrainingLog, plan_retraining, retrain
 from echo_replay.what_if import Measured, ModelLimits, measure, read_other_rewards
 from echo_rollout.engines.scripted import ScriptedEngine
@@ -36,7 +36,7 @@ AGAINST = RewardTerm(name="exact", weight=-1.0)
 def train(pipeline: Pipeline, versions: str, terms: tuple[RewardTerm, ...], keep: Path | None = None) -> list[RetrainedVersion]:
     """From the first step on, under `terms` as the log has their values."""
     settings = pipeline.settings()
-    with open_history(pipeline.bus, "demo") as history:
+    with History(pipeline.bus, "demo") as history:
         log = TrainingLog(history)
         plan = plan_retraining(log, pipeline.store, settings, parse_versions(versions), from_start=True)
         parts = RetrainParts(
@@ -73,7 +73,7 @@ def test_a_sample_without_a_value_is_named(sound: SoundRun) -> None:
 
 
 def test_values_are_those_of_the_steps_that_are_trained(sound: SoundRun) -> None:
-    with open_history(sound.pipeline.bus, "demo") as history:
+    with History(sound.pipeline.bus, "demo") as history:
         found = read_other_rewards(history, range(1, 3), (AGAINST,))
     assert isinstance(found, OtherRewards)
     assert len(found.values) == 8

@@ -13,7 +13,7 @@ from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue
 from echo_core.patience import Patience
 from echo_core.policy import StalenessPolicy
-from echo_rollout.open_seqs import Ledger, Lost, OpenRequests, OpenSeqs, standing_of
+from echo_rollout.open_seqs import Ledger, Lost, OpenRequests, OpenSeqs, dispatch_state
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Progress
 
@@ -129,8 +129,8 @@ def test_undecided_are_the_seqs_in_the_log_that_are_not_closed_in_whatever_unit_
     progress = word(1.0, next_seq=6_401, closed=(6_402, 6_405), version=100, published=100)
     seqs.hear(progress)
     assert seqs.undecided == 2
-    assert may_issue(standing_of(progress, 4 * 32 - 1), policy)
-    assert not may_issue(standing_of(progress, 4 * 32), policy)
+    assert may_issue(dispatch_state(progress, 4 * 32 - 1), policy)
+    assert not may_issue(dispatch_state(progress, 4 * 32), policy)
 
 
 def test_an_older_learner_says_only_how_many_it_has_decided() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from echo_core.closed_seqs import plan_resume
 from echo_core.dispatch import may_issue, required_version
 from echo_core.policy import StalenessPolicy
-from echo_rollout.open_seqs import OpenSeqs, standing_of
+from echo_rollout.open_seqs import OpenSeqs, dispatch_state
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Progress
 from tests.thorough import examples
@@ -72,9 +72,9 @@ class Simulation:
         if self._seen is None:
             return
         self._open.hear(self._seen)
-        while may_issue(standing := standing_of(self._seen, self._open.undecided), self._policy):
+        while may_issue(state := dispatch_state(self._seen, self._open.undecided), self._policy):
             self._open.issued(self.next_seq)
-            self._requests.append((self.next_seq, required_version(standing, self._policy)))
+            self._requests.append((self.next_seq, required_version(state, self._policy)))
             self.issued.append(self.next_seq)
             self.next_seq += 1
 

@@ -12,8 +12,9 @@ from echo_schemas.headers import headers_of
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Trajectory
 from echo_schemas.topics import TRAJECTORIES
+from echo_settings.sections import ScoringSettings
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.scoring import Attached, Judgeable, Scorer, ScoringLimits
+from echo_streams.scoring import Attached, Judgeable, Scorer
 from echo_tasks.rewards import RewardFunction, reward
 from tests.unit.core.records import at, trajectory
 
@@ -28,9 +29,9 @@ def attached(function: Callable[..., Any], name: str = "r", **options: Any) -> A
 
 
 def scorer(*entries: Attached, metrics: StreamsMetrics | None = None, **limits: Any) -> Scorer:
-    """Without processes; limits as `ScoringLimits`."""
+    """Without processes; limits as `ScoringSettings`."""
     metrics = metrics or StreamsMetrics()
-    return Scorer(entries, run_id="demo", limits=ScoringLimits(**limits), metrics=metrics, clock=ManualClock())
+    return Scorer(entries, run_id="demo", limits=ScoringSettings(**limits), metrics=metrics, clock=ManualClock())
 
 
 def judgeable(count: int = 1, **changes: Any) -> list[Judgeable]:

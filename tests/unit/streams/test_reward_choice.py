@@ -10,9 +10,10 @@ from echo_bus.clock import ManualClock
 from echo_core.evaluation import EVALUATION
 from echo_schemas.records import Coordinates, Purpose
 from echo_settings import Settings
+from echo_settings.sections import ScoringSettings
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.run import all_rewards, choice_of
-from echo_streams.scoring import Judgeable, RewardChoice, Scorer, ScoringLimits
+from echo_streams.scoring import Judgeable, RewardChoice, Scorer
 from echo_tasks.rewards import ScoredSample
 from tests.unit.core.records import trajectory
 from tests.unit.streams.stage import attached
@@ -27,7 +28,7 @@ def judged(choice: RewardChoice | None, *metadata: dict[str, str] | None) -> lis
     scorer = Scorer(
         [attached(one, "exact"), attached(one, "shown")],
         run_id="demo",
-        limits=ScoringLimits(),
+        limits=ScoringSettings(),
         metrics=StreamsMetrics(),
         clock=ManualClock(),
         choice=choice,

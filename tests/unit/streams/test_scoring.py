@@ -11,9 +11,10 @@ import pytest
 
 from echo_bus.clock import ManualClock
 from echo_schemas.records import RewardOutcome
+from echo_settings.sections import ScoringSettings
 from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.scoring import Scorer, ScoringLimits
+from echo_streams.scoring import Scorer
 from echo_tasks.rewards import RewardResult, ScoredSample
 from tests.unit.streams.stage import attached, judgeable, sample, scorer, values
 
@@ -295,7 +296,7 @@ def test_one_that_only_hangs_is_called_now_and_then() -> None:
 
     async def run() -> None:
         work = Scorer(
-            [attached(hangs)], run_id="demo", limits=ScoringLimits(timeout_s=0.01, concurrency=1), metrics=StreamsMetrics(), clock=clock
+            [attached(hangs)], run_id="demo", limits=ScoringSettings(timeout_s=0.01, concurrency=1), metrics=StreamsMetrics(), clock=clock
         )
         rewards = await work.score(judgeable(20))
         assert [reward.outcome for reward in rewards] == [RewardOutcome.TIMED_OUT] * 8 + [RewardOutcome.FAILED] * 12
