@@ -12,8 +12,6 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
 
 
 class LearnerMetrics:
-    """The collectors, registered in `registry`."""
-
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry = CollectorRegistry() if registry is None else registry
         counter, gauge, histogram = makers("echo_learner", registry)

@@ -77,8 +77,6 @@ class Claimed:
 
 
 class WorkerTrust:
-    """The verdicts."""
-
     def __init__(self, metrics: LearnerMetrics, clock: Clock, *, tolerance: float) -> None:
         """`tolerance`: mean |difference| of log-probabilities a token, in nats, up to which a sample agrees."""
         self._metrics = metrics

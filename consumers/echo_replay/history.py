@@ -72,7 +72,6 @@ class HistoryRecord:
 
     @property
     def fate(self) -> Fate:
-        """The record's fate."""
         return self.entry.fate
 
     @property
@@ -129,7 +128,6 @@ class History:
         self.close()
 
     def close(self) -> None:
-        """Close the clients."""
         self._clients.close()
 
     def beside(self) -> History:

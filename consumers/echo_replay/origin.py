@@ -27,7 +27,6 @@ class Moments:
     most: float = -math.inf
 
     def add(self, value: float) -> None:
-        """Add a value."""
         self.count += 1
         distance = value - self.mean
         self.mean += distance / self.count
@@ -67,7 +66,6 @@ class VersionOrigin:
     missing: list[str] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "version": self.version,
             "checkpoint": None if self.report is None else self.report.checkpoint,

@@ -75,7 +75,6 @@ class RawLog:
         self.close()
 
     def close(self) -> None:
-        """Close the client."""
         self._consumer.close()
 
     def offsets_at(self, time_ms: int) -> dict[int, int]:

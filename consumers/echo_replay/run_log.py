@@ -207,7 +207,6 @@ class StepsFollower:
         return self._log.steps[num_known:]
 
     def close(self) -> None:
-        """Close the client."""
         self._reader.close()
 
 
@@ -232,7 +231,6 @@ class DropsFollower:
                 yield message.record
 
     def close(self) -> None:
-        """Close the client."""
         self._reader.close()
 
 

@@ -93,7 +93,6 @@ class Finding:
         return Verdict.UNPROVED if self.gaps else Verdict.PROVED
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "promise": self.promise.value,
             "sentence": SENTENCES[self.promise],
@@ -129,7 +128,6 @@ class AuditReport:
         return next(finding for finding in self.findings if finding.promise is promise)
 
     def to_plain(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "run": self.run_id,
             "verdict": self.verdict.value,

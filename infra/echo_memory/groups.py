@@ -14,8 +14,6 @@ Place = tuple[str, int]
 
 @dataclass(eq=False, slots=True)
 class Member:
-    """One consumer in a group."""
-
     topics: list[str]
     cooperative: bool
     owned: set[Place] = field(default_factory=set)

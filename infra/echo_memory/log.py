@@ -11,8 +11,6 @@ from echo_memory.message import MemoryMessage
 
 
 class TransactionState(enum.Enum):
-    """The state of a transaction."""
-
     OPEN = "open"
     COMMITTED = "committed"
     ABORTED = "aborted"

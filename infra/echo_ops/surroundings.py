@@ -19,7 +19,6 @@ def existing_part(folder: Path) -> Path:
 
 
 def memory_bytes() -> int:
-    """The machine's memory."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

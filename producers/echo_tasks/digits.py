@@ -27,7 +27,6 @@ class _Digits(SingleTurn):
         return Prompt(text=digits + END_OF_PROMPT, entry={"answer": self.answer(digits)})
 
     def answer(self, digits: str) -> str:
-        """The right answer."""
         raise NotImplementedError
 
 

@@ -185,7 +185,6 @@ class EvaluationTally:
 
     @property
     def num_settled(self) -> int:
-        """Number of settled prompts."""
         return len(self._settled)
 
     @property

@@ -72,7 +72,6 @@ class LayerSplit:
 
     @property
     def layer_counts(self) -> tuple[int, ...]:
-        """Number of layers of each stage."""
         return tuple(stage.end - stage.start for stage in self.stages)
 
 

@@ -28,7 +28,6 @@ class Namespace:
             )
 
     def topic(self, topic: Topic) -> str:
-        """The topic's physical name."""
         return f"{self.name}.{topic.name}"
 
     def dead_letters(self, topic: Topic) -> str:

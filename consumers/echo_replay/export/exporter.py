@@ -135,8 +135,6 @@ def _export(bus: Bus, run_id: str, home: Path, stride: int) -> Exported:
 
 
 class _Export:
-    """One export under way."""
-
     def __init__(self, bus: Bus, home: Path, manifest: ExportManifest, history: History, writing: Writing) -> None:
         self._bus, self._home, self._manifest, self._history, self._writing = bus, home, manifest, history, writing
         self._files = {file.slot: file for file in manifest.files}
@@ -246,7 +244,6 @@ class _Export:
         logger.info("Committed %d files of %s", len(self._files), self._manifest.run_id)
 
     def done(self) -> Exported:
-        """The result."""
         return Exported(
             manifest=self._manifest,
             num_new=self._num_new,

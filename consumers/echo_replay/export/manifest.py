@@ -56,7 +56,6 @@ class ExportManifest:
     files: tuple[ExportedFile, ...] = ()
 
     def rows(self, table: Table) -> int:
-        """Number of rows of a table."""
         return sum(file.rows for file in self.files if file.slot.table is table)
 
 

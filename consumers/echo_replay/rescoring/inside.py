@@ -156,7 +156,6 @@ class Answers:
         error: str = "",
         record: bytes = b"",
     ) -> None:
-        """Write one answer."""
         if os.getpid() != self._pid:
             # A function has forked and returned in both processes; only the original one may answer.
             os._exit(0)

@@ -76,7 +76,6 @@ class ValueTable:
         self.num_other = 0
 
     def add(self, identity: Identity, new: float | None, other: float) -> None:
-        """Add one sample."""
         self.num_other += not math.isnan(other)
         if new is None or math.isnan(new):
             return
@@ -128,8 +127,6 @@ def rescore(
 
 
 class _Rescore:
-    """One rescore under way."""
-
     def __init__(self, order: RescoreOrder, sink: RewardSink, codec: Codec, clock: Clock, thread: ThreadPoolExecutor) -> None:
         self._order, self._sink, self._codec, self._clock, self._thread = order, sink, codec, clock, thread
         self.rescored = Rescored(table=ValueTable())

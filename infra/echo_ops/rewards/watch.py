@@ -67,7 +67,6 @@ class RecentRewards:
     scored_ms: int = 0
 
     def add(self, reward: Reward) -> None:
-        """Add a record."""
         self.outcomes[reward.outcome] += 1
         if reward.value is not None:
             self.values.append(reward.value)
@@ -104,7 +103,6 @@ class ScorerLine:
 
     @property
     def is_shadow(self) -> bool:
-        """Whether it has no weight."""
         return self.weight == 0.0
 
 
@@ -120,7 +118,6 @@ class ScorerWatch:
         """(application, reward) → its newest records, as of the last `listen`."""
 
     def close(self) -> None:
-        """Close the clients."""
         with suppress(TransportError, KafkaException):
             self._rewards.close()
             self._trajectories.close()

@@ -196,7 +196,6 @@ class Digest:
         self.count = self._sum = 0
 
     def add(self, kept: Mapping[str, Any]) -> None:
-        """Add a record."""
         buffer = BytesIO()
         fastavro.schemaless_writer(buffer, _SCHEMA, kept)
         self.count += 1

@@ -18,8 +18,6 @@ _HEARD_MS = 10_000
 
 
 class RunStatus(StrEnum):
-    """The state of a run."""
-
     TRAINING = "training"
     PAUSED = "paused"
     """Its learner is alive and waits for an order to go on."""

@@ -90,7 +90,6 @@ def rows(found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> list[tupl
 
 
 def compare_page(name: str, compared: Compared, found: Mapping[str, tuple[Scenario, Outcome | UserError]]) -> str:
-    """The page."""
     outcomes = {key: outcome for key, (_, outcome) in found.items() if isinstance(outcome, Outcome)}
     text = "Length and difficulty: of the trained groups, relative to the requested ones."
     cards = [Card("Figures", text, columns=COLUMNS, rows=rows(found), is_wide=True)]

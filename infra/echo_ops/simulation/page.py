@@ -15,7 +15,6 @@ _MOST_BARS = 400
 
 
 def render(title: str, subtitle: str, answers: Sequence[str], cards: Sequence[Card]) -> str:
-    """The page."""
     return fill_page("echo_ops.simulation", title=title, subtitle=subtitle, answers=answers, cards=cards)
 
 

@@ -95,7 +95,6 @@ class ProcessChild:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._popen.pid
 
     def poll(self) -> int | None:
@@ -120,8 +119,6 @@ Launch = Callable[[ChildPlan], Child]
 
 
 class Crew:
-    """The children of a run."""
-
     def __init__(self, launch: Launch, clock: Clock) -> None:
         self._launch = launch
         self._clock = clock

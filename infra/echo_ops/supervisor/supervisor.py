@@ -49,8 +49,6 @@ class Broker(Protocol):
 
 
 class Watcher(Protocol):
-    """Shows the run."""
-
     def tick(self) -> None:
         """Called ten times a second."""
 
@@ -69,8 +67,6 @@ class SecondSignal(Exception):
 
 
 class Supervisor:
-    """Runs one run."""
-
     def __init__(
         self,
         crew: Crew,

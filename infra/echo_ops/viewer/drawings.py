@@ -40,8 +40,6 @@ _POKER = ("poker", "kuhn-poker")
 
 
 class Drawings:
-    """The drawing functions of the tasks."""
-
     def __init__(self, own: Mapping[str, Draw] | None = None) -> None:
         """`own`: task → a user's function."""
         self._own = own or {}

@@ -49,8 +49,6 @@ _STATUSES: tuple[tuple[type[EchoError], HTTPStatus], ...] = (
 
 
 class ViewerServer(HttpServer):
-    """Serves one source."""
-
     def __init__(self, source: Source, port: int = 0) -> None:
         """`port` 0 takes a free one. Raises UserError if the port is taken."""
         super().__init__(_handler_of(source, _static_files()), _HOST, port, what="viewer's", hint="--port 0 takes a free one.")

@@ -55,7 +55,6 @@ class Table:
     said: tuple[str, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON."""
         return asdict(self)
 
 

@@ -240,7 +240,6 @@ class Seats:
     big_blind: int
 
     def position(self, seat: int) -> str:
-        """The name of a seat."""
         if self.num == 2:
             return ("big blind", "button and small blind")[seat]
         if seat < 2:

@@ -35,7 +35,6 @@ class Spending:
 
     @property
     def total(self) -> float:
-        """All of it."""
         return self.busy + self.idle + self.standby
 
 
@@ -111,7 +110,6 @@ class Bill:
     first_step: float = 0.0
 
     def add(self, report: StepReport) -> None:
-        """One step."""
         for each in report.costs:
             spent = Spending(busy=each.busy, idle=each.idle, standby=each.standby)
             self.kinds[each.kind] = self.kinds.get(each.kind, NOTHING) + spent

@@ -35,7 +35,6 @@ class PoolWorker:
 
     @property
     def worker_id(self) -> str:
-        """Its name."""
         return self.candidate.worker_id
 
 

@@ -34,7 +34,6 @@ class RecentMedian:
         self._measured: deque[float] = deque(maxlen=_MEDIAN_OF)
 
     def add(self, measured: float) -> None:
-        """Add one."""
         self._measured.append(measured)
 
     @property

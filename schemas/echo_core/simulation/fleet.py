@@ -51,8 +51,6 @@ def simulate(scenario: Scenario) -> Outcome:
 
 
 class _Fleet:
-    """One simulation."""
-
     def __init__(self, scenario: Scenario) -> None:
         self._scenario, self._policy = scenario, scenario.policy
         self._demand = demand_of(scenario)

@@ -10,8 +10,6 @@ from echo_core.simulation.outcome import Bias, Outcome, StepRecord
 
 
 class Tally:
-    """Counts of one simulation."""
-
     def __init__(self, began_s: float = 0.0) -> None:
         self.began_s = began_s
         self.broadcasts_s: list[float] = []
@@ -52,17 +50,14 @@ class Means:
         self.weight = self._length = self._difficulty = 0.0
 
     def add(self, group: Group, weight: float = 1.0) -> None:
-        """One group."""
         self.weight += weight
         self._length += weight * group.length
         self._difficulty += weight * group.difficulty
 
     @property
     def length(self) -> float:
-        """Mean length."""
         return self._length / self.weight
 
     @property
     def difficulty(self) -> float:
-        """Mean difficulty."""
         return self._difficulty / self.weight

@@ -19,8 +19,6 @@ class Mode(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """The state of a worker."""
-
     STARTING = "starting"
     READY = "ready"
     STANDBY = "standby"

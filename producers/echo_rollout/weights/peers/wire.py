@@ -74,8 +74,6 @@ class PeerFault(EchoError):
 
 
 class Kind(IntEnum):
-    """The kind of a frame."""
-
     CHUNK = 1
     WAITING = 2
     GONE = 3
