@@ -19,7 +19,7 @@ from echo_learner.learner import Learner
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.orders import refuse_stopped
 from echo_learner.parts import LearnerParts, open_parts
-from echo_learner.start import Beginning, Conduct, begin_session
+from echo_learner.start import Beginning, StartOptions, begin_session
 from echo_learner.training.config import ignored_rewards, trainer_config
 from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
 from echo_runtime.process import RoleProcess, without_collection
@@ -51,18 +51,18 @@ def run_learner(process: RoleProcess, *, takeover: bool = False, skip: bool = Fa
         trainer = open_trainer(config, settings.learner.ranks)
     with closing(trainer):
         logger.info("The trainer is up")
-        conduct = Conduct(takeover=takeover, skip=skip, silent="" if claim is None else claim.session)
-        train_in_sessions(process, trainer, metrics, PromptCodec(base), conduct)
+        options = StartOptions(takeover=takeover, skip=skip, silent="" if claim is None else claim.session)
+        train_in_sessions(process, trainer, metrics, PromptCodec(base), options)
 
 
 def train_in_sessions(
-    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, prompts: ChatCodec, conduct: Conduct | None = None
+    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, prompts: ChatCodec, options: StartOptions | None = None
 ) -> None:
     """Run sessions until one ends normally. A fatal transactional error does not prove a successor: a new claim does.
 
     `prompts`: the base model's text codec.
     """
-    conduct = conduct or Conduct()
+    options = options or StartOptions()
     bus, run_id = process.bus, process.settings.run.name
     known: frozenset[str] = frozenset()
     while True:
@@ -71,11 +71,11 @@ def train_in_sessions(
             sessions.refuse_successor(tip.claim)
         known |= {session} if tip.claim is None else {session, tip.claim.session}
         try:
-            _run_session(process, trainer, metrics, prompts, tip, session, conduct)
+            _run_session(process, trainer, metrics, prompts, tip, session, options)
         except ProducerFenced as exc:
             sessions.refuse_successor(sessions.find_successor(bus, run_id, process.stop, known=known), exc)
             logger.warning("The transactional producer died without a successor (%s); starting the session over", exc)
-            conduct = replace(conduct, takeover=True)
+            options = replace(options, takeover=True)
         except TransportError as exc:
             # A process that was frozen meets its own time-outs before it is told of the successor that has fenced it.
             with suppress(TransportError):
@@ -86,10 +86,10 @@ def train_in_sessions(
 
 
 def _run_session(
-    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, prompts: ChatCodec, tip: Tip, session: str, conduct: Conduct
+    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, prompts: ChatCodec, tip: Tip, session: str, options: StartOptions
 ) -> None:
     with (
-        begin_session(process, trainer, metrics, tip, session, conduct) as beginning,
+        begin_session(process, trainer, metrics, tip, session, options) as beginning,
         open_parts(process, trainer, metrics, beginning, prompts) as parts,
     ):
         learner = Learner(parts, beginning)

@@ -27,7 +27,7 @@ from echo_settings import Settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conduct:
+class StartOptions:
     """How a session starts. `takeover`: even from a process that is alive. `skip`: close the seqs whose records the log has lost. `silent`:
     a session that was found dead a moment ago and need not be checked again."""
 
@@ -74,7 +74,7 @@ class Beginning:
 
 @contextmanager
 def begin_session(
-    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, tip: Tip, session: str, conduct: Conduct
+    process: RoleProcess, trainer: Trainer, metrics: LearnerMetrics, tip: Tip, session: str, options: StartOptions
 ) -> Iterator[Beginning]:
     """Claim the namespace for `session`; the writer is closed at the end of the block. `tip` was just read.
 
@@ -82,7 +82,7 @@ def begin_session(
     """
     bus, settings = process.bus, process.settings
     run_id = settings.run.name
-    seen = look(bus, settings, tip, takeover=conduct.takeover, skip=conduct.skip, silent=conduct.silent)
+    seen = look(bus, settings, tip, takeover=options.takeover, skip=options.skip, silent=options.silent)
     store, resumption = seen.store, seen.resumption
     with closing(bus.transactions("learner")) as writer:
         writer.start()
@@ -92,12 +92,12 @@ def begin_session(
         # that learner then goes on in a new session.
         if tip.claim is not None and (before.claim is None or tip.claim.session != before.claim.session):
             sessions.refuse_successor(tip.claim)
-        claim = sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=conduct.takeover)
+        claim = sessions.claim_namespace(writer, bus, tip, run_id=run_id, session=session, takeover=options.takeover)
         tip = sessions.read_tip(bus, run_id)
         metrics.clock_skew.set(sessions.check_clock(tip))
         newest = choose_checkpoint(store, tip, settings)
         if (newest and newest.id) != (resumption and resumption.state.id):
-            resumption = choose_resumption(bus, store, tip, settings, seen.identities, skip=conduct.skip)
+            resumption = choose_resumption(bus, store, tip, settings, seen.identities, skip=options.skip)
         store.anchor()
         if resumption is not None:
             load_trainer(trainer, store, resumption.state)

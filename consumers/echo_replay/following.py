@@ -17,8 +17,8 @@ from echo_bus.client import profiles
 from echo_bus.client.cluster import RawMessage
 from echo_replay.history import History, HistoryRecord
 from echo_replay.raw_log import RawLog
+from echo_replay.record_filter import RecordFilter
 from echo_replay.selection import Fate, Offsets, Selection, Steps
-from echo_replay.sieve import Sieve
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.projection import Projection
 from echo_schemas.records import Coordinates, Purpose, Reward, Trajectory
@@ -60,7 +60,7 @@ class _Following:
     def __init__(self, history: History, selection: Selection, hold_s: float) -> None:
         self._history, self._clock, self._hold_s = history, history.bus.clock, hold_s
         # A new record has no fate yet: the filter of fates applies when the record is yielded.
-        self._sieve = Sieve(history.run_id, replace(selection, fates=frozenset()), history.fates, history.bus.codec)
+        self._filter = RecordFilter(history.run_id, replace(selection, fates=frozenset()), history.fates, history.bus.codec)
         self._fates = selection.fates
         self._read_reward = Projection(Reward, _REWARD, history.bus.codec.ids).read
         self._held: OrderedDict[Place, _Held] = OrderedDict()
@@ -80,7 +80,7 @@ class _Following:
             yield from self._ready(now_s)
 
     def _hold(self, raw: RawMessage) -> None:
-        if (passed := self._sieve.look(raw)) is not None:
+        if (passed := self._filter.look(raw)) is not None:
             place = (raw.partition() or 0, raw.offset() or 0)
             until_s = self._clock.monotonic_s() + self._hold_s
             self._held[place] = _Held(raw, passed[0], until_s, self._early.pop(place, {}))

@@ -33,10 +33,10 @@ from echo_bus.errors import DeadlineExceeded
 from echo_replay.fates import BookEntry, Dropped, Fates
 from echo_replay.ranges import Piece, ReadingPlan, plan_ranges
 from echo_replay.raw_log import WHOLE, RawLog
+from echo_replay.record_filter import RecordFilter
 from echo_replay.reward_columns import RewardColumns, RewardJoin
 from echo_replay.run_log import DropsFollower, RunLog, StepsFollower, high_watermarks, read_dead_letters, read_manifests, unknown_run
 from echo_replay.selection import Fate, Groups, Offsets, Selection, Steps
-from echo_replay.sieve import Sieve
 from echo_schemas.records import Coordinates, Drop, Run, Trajectory
 from echo_schemas.topics import DROPS, REWARDS, RUNS, TRAJECTORIES, WEIGHTS
 from echo_streams.intake import Identity
@@ -164,7 +164,7 @@ class History:
         record comes. Raises UserError for a range that does not exist; DeadlineExceeded, TransportError, RegistryError.
         """
         join = partial(_Rewards, self.bus, self.run_id, selection, until_ms=rewards_until_ms, clock_error_ms=clock_error_ms)
-        look = Sieve(self.run_id, selection, self.fates, self.bus.codec).look
+        look = RecordFilter(self.run_id, selection, self.fates, self.bus.codec).look
         for raw, where, (trajectory, entry), found in self._each(selection, look, join if rewards else None, by_time=by_time):
             yield HistoryRecord(where=where, time_ms=raw.timestamp()[1], raw=raw, trajectory=trajectory, rewards=found, entry=entry)
 
@@ -172,7 +172,7 @@ class History:
         """As `read`, without decoding, and without fates if no filter asks for them: half the work. `answered`: a reward of this name
         counts without a value too, as NaN."""
         join = partial(_Rewards, self.bus, self.run_id, selection, answered=answered)
-        look = Sieve(self.run_id, selection, self.fates, self.bus.codec).identify
+        look = RecordFilter(self.run_id, selection, self.fates, self.bus.codec).identify
         for raw, where, (identity,), found in self._each(selection, look, join):
             yield Undecoded(where=where, raw=raw, identity=identity, rewards=found)
 

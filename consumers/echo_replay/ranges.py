@@ -140,7 +140,7 @@ def _of_times(where: Times, bounds: Bounds) -> ReadingPlan:
                 f"Retention has removed everything that was written up to {_said(where.until_ms)}.",
                 hint="Ask for a later time; `echoswarm tail trajectories` shows the newest records.",
             )
-        # Writers' clocks differ, so older records may follow newer ones. The sieve compares each record's time again.
+        # Writers' clocks differ, so older records may follow newer ones. The filter compares each record's time again.
         ends = dict(bounds.offsets_at(where.until_ms + MAX_CLOCK_ERROR_MS))
     removed = {number: 0 if starts[number] == low else low for number, low in bounds.lows.items()}
     return _from(bounds, starts, removed, ends)

@@ -41,8 +41,8 @@ WHOLE: Properties = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
-    """The messages of one fetch. `left`: partitions that are not at their end; the next `Stretch` changes the same set."""
+class Fetched:
+    """The messages of one fetch. `left`: partitions that are not at their end; the next `Fetched` changes the same set."""
 
     messages: list[RawMessage]
     left: set[int]
@@ -93,8 +93,8 @@ class RawLog:
             if stretch.messages:
                 yield stretch.messages
 
-    def stretches(self, ranges: Mapping[int, Range]) -> Iterator[Stretch]:
-        """As `within`, with the partitions that are not at their end yet; a fetch that brought nothing gives a `Stretch` too."""
+    def stretches(self, ranges: Mapping[int, Range]) -> Iterator[Fetched]:
+        """As `within`, with the partitions that are not at their end yet; a fetch that brought nothing gives a `Fetched` too."""
         ends = {number: end for number, (first, end) in ranges.items() if first < end}
         left = set(ends)
         self._consumer.assign([TopicPartition(self._physical, number, ranges[number][0]) for number in sorted(left)])
@@ -105,7 +105,7 @@ class RawLog:
                 raise DeadlineExceeded(
                     f"Nothing of {self._physical} has come for {_SILENCE_S:g} s; its partitions {sorted(left)} are not read."
                 )
-            yield Stretch(self._below_ends(fetched, ends, left), left)
+            yield Fetched(self._below_ends(fetched, ends, left), left)
             if fetched:
                 # The time that the caller takes is no silence of the broker.
                 silence = Deadline.after(_SILENCE_S, self._clock)

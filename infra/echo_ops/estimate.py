@@ -29,7 +29,7 @@ _VLLM_SHARE = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assumed:
+class Assumptions:
     """Numbers that no file has. None: answers of half of max_new_tokens, prompts of 256 tokens."""
 
     answer_tokens: float | None = None
@@ -74,7 +74,7 @@ class Needs:
         return rollouts_per_s(self.shape, self.work, gpu, self.worker)
 
 
-def estimate(settings: Settings, assumed: Assumed) -> Needs:
+def estimate(settings: Settings, assumed: Assumptions) -> Needs:
     """Raises UserError for a model of unknown shape, and for a DeepSpeed file that cannot be read."""
     shape, rollout, learner, policy = _shape(settings), settings.rollout, settings.learner, settings.policy
     adapter_rank = policy.lora.r if policy.update == "lora" else 0

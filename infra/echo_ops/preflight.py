@@ -55,7 +55,7 @@ _CHECKPOINTS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Objection:
+class Problem:
     """One mistake, and how to correct it; or, `is_note`, a warning."""
 
     message: str
@@ -63,7 +63,7 @@ class Objection:
     is_note: bool = False
 
 
-def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Objection]:
+def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Problem]:
     """Every finding, in the order of the checks."""
     for look in (_base, _task, _loss, _engines, _money, _rewards, _evaluations, _offline, _weights, _folders, _memory, _trust):
         yield from _guarded(look, settings)
@@ -80,23 +80,23 @@ def refuse_unsound(settings: Settings) -> None:
         raise UserError(" ".join(finding.message for finding in found), hint=" ".join(hints))
 
 
-def _guarded(look: Callable[[Settings], Iterator[Objection] | None], settings: Settings) -> Iterator[Objection]:
+def _guarded(look: Callable[[Settings], Iterator[Problem] | None], settings: Settings) -> Iterator[Problem]:
     """The findings of `look`; an EchoError that it raises is one."""
     try:
         yield from look(settings) or ()
     except EchoError as exc:
-        yield Objection(exc.message, exc.hint)
+        yield Problem(exc.message, exc.hint)
 
 
-def _base(settings: Settings) -> Iterator[Objection]:
+def _base(settings: Settings) -> Iterator[Problem]:
     if not is_made(settings.policy.base):
-        yield Objection(f"The base model {settings.policy.base} is made at the first start, which takes some seconds.", is_note=True)
+        yield Problem(f"The base model {settings.policy.base} is made at the first start, which takes some seconds.", is_note=True)
         return
     folder = resolve_base(settings.policy.base)
     vocabulary_size(folder)
     check_positions(folder, settings.policy.max_length)
     if not list(folder.glob("*.safetensors")):
-        yield Objection(f"{folder} has no weights in safetensors files.", "Save the model with `save_pretrained`.")
+        yield Problem(f"{folder} has no weights in safetensors files.", "Save the model with `save_pretrained`.")
 
 
 def _first_prompt(settings: Settings) -> Prompt:
@@ -115,7 +115,7 @@ def _task(settings: Settings) -> None:
     _first_prompt(settings)
 
 
-def _prompt_fits(settings: Settings) -> Iterator[Objection]:
+def _prompt_fits(settings: Settings) -> Iterator[Problem]:
     """The first prompt in the model's tokens, with room for an answer. Other checks report mistakes in task or model."""
     if not is_made(settings.policy.base):
         return
@@ -128,22 +128,22 @@ def _prompt_fits(settings: Settings) -> Iterator[Objection]:
     text = codec.render(prompt.messages) if prompt.messages else prompt.text
     token_ids = codec.encode(text).tolist()
     if num_unknown := codec.num_unknown(text):
-        yield Objection(
+        yield Problem(
             f"{settings.policy.base} has no token for {num_unknown} of the {len(token_ids)} pieces of the task's first prompt.",
             "Choose a task that this model was made for (docs/tasks.md), or another [policy] base.",
         )
     check_prompt(token_ids, training_sampling(settings.rollout), vocabulary=vocabulary, max_length=settings.policy.max_length)
 
 
-def _loss(settings: Settings) -> Iterator[Objection]:
+def _loss(settings: Settings) -> Iterator[Problem]:
     loss = parse_loss(settings.learner.loss, settings.learner.loss_options)
     if isinstance(loss, CustomLoss) and not callable(import_object(loss.path)):
-        yield Objection(f"[learner] loss {loss.path!r} is no function.")
+        yield Problem(f"[learner] loss {loss.path!r} is no function.")
     if settings.learner.deepspeed:
         try:
             json.loads(Path(settings.learner.deepspeed).read_text(encoding="utf-8"))
         except (OSError, ValueError) as exc:
-            yield Objection(f"[learner] deepspeed names {settings.learner.deepspeed}, which cannot be read: {exc}.")
+            yield Problem(f"[learner] deepspeed names {settings.learner.deepspeed}, which cannot be read: {exc}.")
 
 
 def _engines(settings: Settings) -> None:
@@ -155,7 +155,7 @@ def _engines(settings: Settings) -> None:
             plan_split(resolve_base(settings.policy.base), settings.policy.dtype, tuple(each.device() for each in rollout.devices))
 
 
-def _money(settings: Settings) -> Iterator[Objection]:
+def _money(settings: Settings) -> Iterator[Problem]:
     """Prices in files on this machine, and the numbers that the coordinator needs."""
     kinds = kinds_of(settings)
     for _, kind in kinds:
@@ -165,13 +165,13 @@ def _money(settings: Settings) -> Iterator[Objection]:
         return
     unpriced = [name or "[rollout]" for name, kind in kinds if not (kind.rollout.price_per_hour or kind.rollout.price_file)]
     if unpriced:
-        yield Objection(
+        yield Problem(
             f"Without a price {', '.join(unpriced)} count as free: the coordinator releases them after all others, the slowest first.",
             "Write price_per_hour or price_file.",
             is_note=True,
         )
     if settings.coordinator.machines == "metric" and not any(kind.most_workers for kind in settings.rollout.pool):
-        yield Objection(
+        yield Problem(
             '[coordinator] machines = "metric" needs workers that an autoscaler starts, and no kind says how many it may start.',
             "Write most_workers in a [[rollout.pool]].",
         )
@@ -181,7 +181,7 @@ def _rewards(settings: Settings) -> None:
     check_isolation(attach(all_rewards(settings)), settings.scoring.processes)
 
 
-def _reward_calls(settings: Settings) -> Iterator[Objection]:
+def _reward_calls(settings: Settings) -> Iterator[Problem]:
     """Call each reward once with the first prompt, and the entry's `answer` as the completion."""
     try:
         prompt, attached = _first_prompt(settings), attach(all_rewards(settings))
@@ -202,7 +202,7 @@ def _reward_calls(settings: Settings) -> Iterator[Objection]:
     for entry in attached:
         why = _why_not(entry, sample)
         if why:
-            yield Objection(f"The reward {entry.name!r}, called with a made-up sample, {why}", is_note=True)
+            yield Problem(f"The reward {entry.name!r}, called with a made-up sample, {why}", is_note=True)
 
 
 def _why_not(entry: Attached, sample: ScoredSample) -> str:
@@ -232,34 +232,34 @@ def _evaluations(settings: Settings) -> None:
     load_evaluation_tasks(evaluation_specs(settings))
 
 
-def _offline(settings: Settings) -> Iterator[Objection]:
+def _offline(settings: Settings) -> Iterator[Problem]:
     episodes = settings.offline.episodes
     if episodes and not Path(episodes).is_file():
-        yield Objection(f"[offline] episodes names {episodes}, and there is no such file.")
+        yield Problem(f"[offline] episodes names {episodes}, and there is no such file.")
 
 
-def _weights(settings: Settings) -> Iterator[Objection]:
+def _weights(settings: Settings) -> Iterator[Problem]:
     weights = settings.weights
     if not weights.may_pass_on:
         return
     num_workers = sum(kind.rollout.workers for _, kind in kinds_of(settings))
     if weights.port and num_workers > 1:
-        yield Objection(
+        yield Problem(
             f"[weights] port = {weights.port} serves one worker, and {num_workers} are started on this machine.", "Write port = 0."
         )
     if num_workers:
         tls_contexts(settings)
 
 
-def _folders(settings: Settings) -> Iterator[Objection]:
+def _folders(settings: Settings) -> Iterator[Problem]:
     folder = Path(settings.checkpoint.folder).absolute()
     existing = existing_part(folder)
     if not existing.is_dir() or not os.access(existing, os.W_OK):
-        yield Objection(f"[checkpoint] folder {folder} cannot be made or written.", "Choose another one.")
+        yield Problem(f"[checkpoint] folder {folder} cannot be made or written.", "Choose another one.")
         return
     free, needed = shutil.disk_usage(existing).free, _CHECKPOINTS_AT_ONCE * 4 * _snapshot_bytes(settings)
     if free < needed:
-        yield Objection(
+        yield Problem(
             f"{existing} has {free / _GIB:,.1f} GiB left, and two checkpoints of this model take about {needed / _GIB:,.1f}.",
             "Free space there, or set [checkpoint] folder.",
         )
@@ -269,17 +269,17 @@ def _folders(settings: Settings) -> Iterator[Objection]:
         try:
             fsspec.core.url_to_fs(settings.store.uri)
         except Exception as exc:  # a driver may raise anything, also at its import
-            yield Objection(f"[store] uri {settings.store.uri} cannot be opened: {exc}.", "Install the fsspec driver that it names.")
+            yield Problem(f"[store] uri {settings.store.uri} cannot be opened: {exc}.", "Install the fsspec driver that it names.")
 
 
-def _memory(settings: Settings) -> Iterator[Objection]:
+def _memory(settings: Settings) -> Iterator[Problem]:
     if this_machine().gpus:
         return
     dtype = settings.policy.dtype
     needed = _snapshot_bytes(settings) // ITEM_BYTES[dtype] * STATE_BYTES[dtype]
     there = memory_bytes()
     if needed > there:
-        yield Objection(
+        yield Problem(
             f"The learner takes about {needed / _GIB:,.0f} GiB to train all weights, and this machine has {there / _GIB:,.0f}.",
             'Set [policy] update = "lora", or start the learner elsewhere.',
             is_note=True,
@@ -294,7 +294,7 @@ def _snapshot_bytes(settings: Settings) -> int:
         return 0
 
 
-def _trust(settings: Settings) -> Iterator[Objection]:
+def _trust(settings: Settings) -> Iterator[Problem]:
     """The keys of the roles that `up` would start here."""
     roles = {"worker": settings.rollout.workers, "reward": 1, "offline": int(bool(settings.offline.episodes))}
     for role in (role for role, number in roles.items() if number):
@@ -303,20 +303,20 @@ def _trust(settings: Settings) -> Iterator[Objection]:
             open_signer(settings.trust, role)
     open_verifier(settings.trust, "learner")
     if settings.trust.signatures == "required" and not settings.trust.keys:
-        yield Objection("[trust] requires signatures, and keys names no folder: records written from here are refused.", is_note=True)
+        yield Problem("[trust] requires signatures, and keys names no folder: records written from here are refused.", is_note=True)
 
 
-def _cluster(settings: Settings) -> Iterator[Objection]:
+def _cluster(settings: Settings) -> Iterator[Problem]:
     if given_bootstrap(settings.kafka.bootstrap) is None:
-        yield Objection("No Kafka is named and none runs here: `echoswarm up` starts one for the run.", is_note=True)
+        yield Problem("No Kafka is named and none runs here: `echoswarm up` starts one for the run.", is_note=True)
         return
     cluster = open_cluster(settings)
     cluster.check(_REACH_S)
     plan = TopicAdmin(cluster, Namespace(settings.kafka.namespace), replicas=settings.kafka.replicas).plan()
     for step in plan.refused:
-        yield Objection(f"The topic {step.topic} has {step.what} = {step.before}, and the files say {step.after}.", step.why)
+        yield Problem(f"The topic {step.topic} has {step.what} = {step.before}, and the files say {step.after}.", step.why)
     if len(plan.refused) < len(plan.steps):
-        yield Objection(
+        yield Problem(
             f"{len(plan.steps)} topics or settings are not as the files say yet.", "`echoswarm topics plan` shows them.", is_note=True
         )
 

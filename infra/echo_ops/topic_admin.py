@@ -14,7 +14,7 @@ from echo_bus.client.cluster import Cluster
 from echo_bus.client.kafka_errors import translated
 from echo_bus.clock import Deadline
 from echo_bus.errors import DeadlineExceeded
-from echo_ops.topic_plan import Actual, Kind, Plan, choose_replicas, make_plan
+from echo_ops.topic_plan import ExistingTopic, Kind, Plan, choose_replicas, make_plan
 from echo_schemas.naming import Namespace
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
@@ -47,7 +47,7 @@ class TopicAdmin:
         existing = [name for name in wanted if name in metadata.topics]
         configs = self._configs(existing)
         actual = {
-            name: Actual(
+            name: ExistingTopic(
                 partitions=len(metadata.topics[name].partitions),
                 replication_factor=min((len(part.replicas) for part in metadata.topics[name].partitions.values()), default=0),
                 config=configs[name],

@@ -30,7 +30,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Actual:
+class ExistingTopic:
     """A topic of the cluster. `config`: its own settings, without defaults."""
 
     partitions: int
@@ -78,7 +78,7 @@ class Plan:
 
 
 def choose_replicas(
-    wanted: Mapping[str, TopicSpec], actual: Mapping[str, Actual], *, num_brokers: int, num_addresses: int, asked: int | None
+    wanted: Mapping[str, TopicSpec], actual: Mapping[str, ExistingTopic], *, num_brokers: int, num_addresses: int, asked: int | None
 ) -> int:
     """The number of replicas of a namespace's topics: `asked` ([kafka] replicas), else that of the existing topics. A new namespace gets
     that of the files, or 1 on a cluster of one broker. `num_addresses`: how many brokers [kafka] bootstrap names.
@@ -103,7 +103,7 @@ def choose_replicas(
 
 def make_plan(
     wanted: Mapping[str, TopicSpec],
-    actual: Mapping[str, Actual],
+    actual: Mapping[str, ExistingTopic],
     *,
     replicas: int,
     num_brokers: int,
@@ -130,7 +130,7 @@ def _creation(name: str, spec: TopicSpec, num_brokers: int) -> Step:
     return Step(topic=name, kind=Kind.CREATE, what="topic", after=after)
 
 
-def _differences(name: str, spec: TopicSpec, found: Actual, *, force: bool, lowers: bool) -> Iterable[Step]:
+def _differences(name: str, spec: TopicSpec, found: ExistingTopic, *, force: bool, lowers: bool) -> Iterable[Step]:
     if found.partitions != spec.partitions:
         yield _resize(name, spec, found, force=force)
     if found.replication_factor != spec.replication_factor:
@@ -153,7 +153,7 @@ def _differences(name: str, spec: TopicSpec, found: Actual, *, force: bool, lowe
         yield Step(topic=name, kind=kind, what=key, before=before or "default", after=value, why=why)
 
 
-def _resize(name: str, spec: TopicSpec, found: Actual, *, force: bool) -> Step:
+def _resize(name: str, spec: TopicSpec, found: ExistingTopic, *, force: bool) -> Step:
     why = ""
     if found.partitions > spec.partitions:
         why = "Kafka cannot remove partitions; raise the number in the topic file, or make the topic anew"

@@ -24,20 +24,20 @@ class Membership:
         self._open_loop = open_loop
         self._may_join = may_join
         self._on_error = on_error
-        self._stay: _Stay | None = None
+        self._loop_thread: _LoopThread | None = None
         self.takes = False
         """Whether requests are taken, or will be once the group has given partitions. From any thread."""
 
     @property
     def is_in(self) -> bool:
         """Whether there is something to `leave`."""
-        return self._stay is not None
+        return self._loop_thread is not None
 
     def join(self) -> None:
         """Take requests from now on. Does nothing for a member, or while it leaves."""
-        if self._stay is None:
+        if self._loop_thread is None:
             self.takes = True
-            self._stay = _Stay(self._open_loop(), self._may_join, self._on_error)
+            self._loop_thread = _LoopThread(self._open_loop(), self._may_join, self._on_error)
 
     def take_no_more(self) -> None:
         """Put off requests that are offered. Requests in hand stay and are committed as they end; the partitions are kept meanwhile."""
@@ -46,22 +46,22 @@ class Membership:
     async def leave(self) -> None:
         """Commit requests that are done, hand back the others, and leave the group. May be called again after it was cancelled."""
         self.takes = False
-        if self._stay is not None:
-            await self._stay.end()
-            self._stay = None
+        if self._loop_thread is not None:
+            await self._loop_thread.end()
+            self._loop_thread = None
 
     def commit_soon(self) -> None:
         """See `ConsumerLoop.commit_soon`. From any thread."""
-        if (stay := self._stay) is not None:
-            stay.loop.commit_soon()
+        if (thread := self._loop_thread) is not None:
+            thread.loop.commit_soon()
 
     def offer_again(self) -> None:
         """See `ConsumerLoop.offer_again`. From any thread."""
-        if (stay := self._stay) is not None:
-            stay.loop.offer_again()
+        if (thread := self._loop_thread) is not None:
+            thread.loop.offer_again()
 
 
-class _Stay:
+class _LoopThread:
     """From joining to leaving."""
 
     def __init__(self, loop: ConsumerLoop, may_join: Callable[[], bool], on_error: Callable[[BaseException], None]) -> None:

@@ -45,7 +45,7 @@ def static_member(role: str) -> str | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class ApplicationOptions:
     """Options of an application beside the run's own, as in `run_reward`."""
 
     beginning: str = ""
@@ -65,7 +65,7 @@ class ApplicationRun:
     group: str
     attached: tuple[Attached, ...]
     choice: RewardChoice | None
-    beside: Beside
+    options: ApplicationOptions
     progress: CompactedView[Progress]
     missing: CompactedView[MissingRewards]
     num_partitions: int
@@ -87,7 +87,7 @@ class ApplicationRun:
                 await pool.start()
             app = RewardApp(self._options(pool), processor.process, metrics=metrics, places=process.places, clock=process.clock)
             beside_it.append(asyncio.create_task(self._second_look(app, processor).run(), name="second look"))
-            if self.beside.ends_with_run:
+            if self.options.ends_with_run:
                 end = RunEnd(self._latest, lambda: app.num_done, process.clock)
                 beside_it.append(asyncio.create_task(end.watch(process.stop), name="end of the run"))
             process.ready_checks["reward"] = lambda: None if app.joined else f"The group {self.group} is not joined yet."
@@ -116,8 +116,8 @@ class ApplicationRun:
             settings.run.name,
             budget=settings.budget,
             drop_stale=settings.staleness.over_budget == "drop",
-            share=self.beside.share,
-            live_from_ms=process.clock.time_ms() if self.beside.beginning else 0,
+            share=self.options.share,
+            live_from_ms=process.clock.time_ms() if self.options.beginning else 0,
         )
         processor = Processor(bus, scorer, intake, group=self.group, learner_version=self._learner_version, metrics=metrics)
         processor.set_num_partitions(self.num_partitions)

@@ -18,7 +18,7 @@ from echo_schemas.records import MissingRewards, Progress
 from echo_schemas.topics import OWN_APPLICATION, PROGRESS, REWARDS, TRAJECTORIES, attachment_key
 from echo_settings import Settings
 from echo_settings.rules import evaluation_specs
-from echo_streams.application_run import ApplicationRun, Beside
+from echo_streams.application_run import ApplicationOptions, ApplicationRun
 from echo_streams.attachment import end_when_detached
 from echo_streams.beginning import offsets_of, parse_beginning, place_group
 from echo_streams.scoring import Attached, RewardChoice
@@ -46,8 +46,8 @@ def run_reward(
     login may not join, TooManyDeadLetters after [dead_letters] stop_after unreadable trajectories in a row.
     """
     is_own = application in {None, OWN_APPLICATION}
-    beside = Beside(beginning=beginning, share=share, ends_with_run=ends_with_run)
-    if is_own and (names or beside != Beside()):
+    options = ApplicationOptions(beginning=beginning, share=share, ends_with_run=ends_with_run)
+    if is_own and (names or options != ApplicationOptions()):
         raise UserError(
             "Rewards, a beginning or a share of its own need an application of its own: the run's shares its trajectories among processes "
             "with the same rewards.",
@@ -77,7 +77,7 @@ def run_reward(
             group=group,
             attached=attached,
             choice=choice,
-            beside=beside,
+            options=options,
             progress=progress,
             missing=missing,
             num_partitions=num_partitions,

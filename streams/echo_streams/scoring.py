@@ -21,7 +21,7 @@ from echo_core.evaluation import EVALUATION
 from echo_runtime.notices import Notices
 from echo_schemas.records import Coordinates, Purpose, Reward, RewardOutcome, Trajectory
 from echo_settings.sections import ScoringSettings
-from echo_streams.fuse import Fuse, NotCalled
+from echo_streams.circuit_breaker import CircuitBreaker, NotCalled
 from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import CallTimedOut, Failure, ProcessDied, ScoringPool, described
@@ -135,7 +135,7 @@ class Scorer:
         self._pool = pool
         self._notices = notices or Notices(clock)
         self._slots = {entry.name: asyncio.Semaphore(limits.concurrency) for entry in attached}
-        self._fuses = {entry.name: Fuse(clock) for entry in attached}
+        self._breakers = {entry.name: CircuitBreaker(clock) for entry in attached}
         self._num_failed: dict[str, int] = {}
         self._outcomes = {
             (entry.name, outcome): metrics.outcomes.labels(entry.name, outcome.value) for entry in attached for outcome in RewardOutcome
@@ -309,19 +309,19 @@ class Scorer:
         return scores_of(returned, count) if count else [score_of(returned)]
 
     def _gate(self, entry: Attached, too_old: Callable[[], str] = never) -> Callable[[], object]:
-        """The check before a call. The fuse of a function with `at_timeout`, which expects some calls to hang, is not asked."""
+        """The check before a call. The circuit breaker of a function with `at_timeout`, which expects some calls to hang, is not asked."""
 
         def gate() -> None:
             if why := too_old():
                 raise TooOld(why)
             if entry.function.at_timeout is None:
-                self._fuses[entry.name].require()
+                self._breakers[entry.name].require()
 
         return gate
 
     async def _attempt(self, entry: Attached, count: int, call: _Call) -> list[Judgement]:
         """Try `call` until it returns `count` scores or the attempts are used up; a failure holds for all samples of the call."""
-        error, fuse = "", self._fuses[entry.name]
+        error, breaker = "", self._breakers[entry.name]
         for attempt in range(1 + self._limits.retries):
             if attempt:
                 self._metrics.retries.labels(entry.name).inc()
@@ -334,14 +334,14 @@ class Scorer:
                 error = str(exc)
                 break
             except CallTimedOut:
-                fuse.ended()
+                breaker.ended()
                 seconds = time.perf_counter() - started_s
                 if entry.function.at_timeout is not None:
                     return [ended(entry.function.at_timeout, seconds)] * count
                 text = f"No answer within {self._limit_s(entry):g} s."
                 return [Judgement(outcome=RewardOutcome.TIMED_OUT, error=text, seconds=seconds)] * count
             except ProcessDied:
-                fuse.ended()
+                breaker.ended()
                 error = "The scoring process died under the call."
                 if attempt == self._limits.retries and entry.function.at_timeout is not None:
                     return [ended(entry.function.at_timeout, time.perf_counter() - started_s)] * count
@@ -350,7 +350,7 @@ class Scorer:
                 answer = Failure(str(exc), again=False)
             except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record has the error
                 answer = Failure(described(exc))
-            fuse.answered()
+            breaker.answered()
             seconds = (time.perf_counter() - started_s) / count
             if isinstance(answer, Failure):
                 error = answer.error

@@ -20,7 +20,7 @@ from echo_learner.commit.learner_state import LearnerState
 from echo_learner.commit.snapshot import file_names
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
-from echo_learner.start import Conduct
+from echo_learner.start import StartOptions
 from echo_memory import MemoryCluster
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import RoleProcess, StopSignal
@@ -165,7 +165,7 @@ class ModelRun:
 
         def run() -> None:
             try:
-                train_in_sessions(role, ModelTrainer(name), _LEARNER_METRICS, NumberCodec(VOCABULARY), Conduct(takeover=takeover))
+                train_in_sessions(role, ModelTrainer(name), _LEARNER_METRICS, NumberCodec(VOCABULARY), StartOptions(takeover=takeover))
             except (EchoError, OSError) as exc:
                 learner.error = exc
 

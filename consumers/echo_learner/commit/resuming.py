@@ -43,7 +43,7 @@ class Resumption:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StartState:
     """The result of `look`. `resumption`: None for a run that never began."""
 
     store: CheckpointStore
@@ -52,7 +52,7 @@ class Seen:
     resumption: Resumption | None
 
 
-def look(bus: Bus, settings: Settings, tip: Tip, *, takeover: bool, skip: bool, silent: str = "") -> Seen:
+def look(bus: Bus, settings: Settings, tip: Tip, *, takeover: bool, skip: bool, silent: str = "") -> StartState:
     """Check a run whose tip was just read. `silent`: a session that was found dead a moment ago and need not be checked again.
 
     Raises UserError if another learner has the run, or if it cannot go on as it is; TransportError.
@@ -64,7 +64,7 @@ def look(bus: Bus, settings: Settings, tip: Tip, *, takeover: bool, skip: bool, 
     tip, resumption = _find_resumption(bus, store, tip, settings, identities, skip=skip)
     store.check_writable(settings.run.name)
     SnapshotPlacement(bus, settings).check(expected_bytes(settings))
-    return Seen(store=store, identities=identities, tip=tip, resumption=resumption)
+    return StartState(store=store, identities=identities, tip=tip, resumption=resumption)
 
 
 def _find_resumption(

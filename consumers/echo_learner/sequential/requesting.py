@@ -69,7 +69,7 @@ class Closing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ruling:
+class ReplyVerdict:
     """The verdict on a reply. `seq` None: it answers no request of this step. `closing`: its seq is given up."""
 
     fate: ReplyFate
@@ -193,37 +193,37 @@ class RequestLedger:
         self._open[ask.seq].sent = ask
         self._seq_of[ask.correlation] = ask.seq
 
-    def take(self, correlation: str, reply: RolloutReply, *, is_holder: bool = True) -> Ruling:
+    def take(self, correlation: str, reply: RolloutReply, *, is_holder: bool = True) -> ReplyVerdict:
         """Take the reply to `correlation`. `is_holder`: its sender may have held the request.
 
         An unexpected receipt makes a seq be sent again or given up, so it counts only from a holder, and not if the log holds the group.
         """
         if (past := self._over.get(correlation)) is not None:
-            return Ruling(fate=past.fate_of(reply, self._group_size))
+            return ReplyVerdict(fate=past.fate_of(reply, self._group_size))
         seq = self._seq_of.get(correlation)
         if seq is None:
-            return Ruling(fate=ReplyFate.UNKNOWN)
+            return ReplyVerdict(fate=ReplyFate.UNKNOWN)
         each = self._open[seq]
         if correlation in self._taken or each.answered:
-            return Ruling(fate=ReplyFate.DUPLICATE, seq=seq)
+            return ReplyVerdict(fate=ReplyFate.DUPLICATE, seq=seq)
         fault = _fault_of(reply, self._version, self._sha256, self._group_size) if reply.outcome is ReplyOutcome.DONE else None
         is_expected = reply.outcome is ReplyOutcome.DONE and fault is None
         if not is_expected and not is_holder:
-            return Ruling(fate=ReplyFate.FOREIGN, seq=seq)
+            return ReplyVerdict(fate=ReplyFate.FOREIGN, seq=seq)
         self._taken.add(correlation)
         if is_expected:
             each.answered = True
-            return Ruling(fate=ReplyFate.ACCEPTED, seq=seq)
+            return ReplyVerdict(fate=ReplyFate.ACCEPTED, seq=seq)
         if fault is not None:
             if each.whole:
-                return Ruling(fate=ReplyFate.REFUSED, seq=seq)
+                return ReplyVerdict(fate=ReplyFate.REFUSED, seq=seq)
             self._give_up(seq)
-            return Ruling(fate=ReplyFate.REFUSED, seq=seq, closing=Closing(seq=seq, why=fault[0], detail=fault[1]))
+            return ReplyVerdict(fate=ReplyFate.REFUSED, seq=seq, closing=Closing(seq=seq, why=fault[0], detail=fault[1]))
         if each.whole or each.sent is None or each.sent.correlation != correlation:
             # Refusal of an attempt that was already resent, or whose group is whole: ignored.
-            return Ruling(fate=ReplyFate.UNFULFILLED, seq=seq)
+            return ReplyVerdict(fate=ReplyFate.UNFULFILLED, seq=seq)
         said = f"{reply.worker_id}: {reply.error or reply.outcome.value}"
-        return Ruling(fate=ReplyFate.UNFULFILLED, seq=seq, closing=self._again(seq, _UNFULFILLED[reply.outcome], said))
+        return ReplyVerdict(fate=ReplyFate.UNFULFILLED, seq=seq, closing=self._again(seq, _UNFULFILLED[reply.outcome], said))
 
     def look(self, seq: int, state: SeqState, now_ms: int) -> float | None:
         """Note the log's state of an open seq. A seq that was closed without training is replaced.

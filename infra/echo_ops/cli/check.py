@@ -12,7 +12,7 @@ from rich.markup import escape
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.options import Config
 from echo_ops.cli.output import ExitCode, out
-from echo_ops.estimate import Assumed, estimate
+from echo_ops.estimate import Assumptions, estimate
 from echo_ops.estimate_lines import lines_of
 from echo_ops.preflight import examine
 from echo_schemas.errors import UserError
@@ -29,7 +29,7 @@ def check(
     settings = read_settings(config)
     if not settings.policy.base.startswith(DEMO_PREFIX):
         try:
-            assumed = Assumed(answer_tokens=answer_tokens, prompt_tokens=prompt_tokens, mbit_s=mbit_s)
+            assumed = Assumptions(answer_tokens=answer_tokens, prompt_tokens=prompt_tokens, mbit_s=mbit_s)
             for line in lines_of(estimate(settings, assumed)):
                 out.print(line, markup=False, highlight=False)
         except UserError as exc:

@@ -32,7 +32,7 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class CheckpointLine:
     """One checkpoint. `relation` is None for a checkpoint of another run, and for one that cannot be read; then `problem` says why."""
 
     name: str
@@ -85,7 +85,7 @@ def prune(
     out.print(f"{len(gone)} checkpoints, {sum(kept.num_bytes for kept in gone) / _GIB:.3f} GiB; {len(found) - len(gone)} stay")
 
 
-def _superfluous(found: list[Kept], tip_version: int, keep: int, *, unreadable: bool) -> Iterator[Kept]:
+def _superfluous(found: list[CheckpointLine], tip_version: int, keep: int, *, unreadable: bool) -> Iterator[CheckpointLine]:
     older = sorted((kept for kept in found if kept.relation is Relation.OLDER), key=lambda kept: version_of(kept.name))
     # The tip counts as one of `keep`.
     stay = {kept.name for kept in older[max(0, len(older) - keep + 1) :]}
@@ -96,7 +96,7 @@ def _superfluous(found: list[Kept], tip_version: int, keep: int, *, unreadable: 
             yield kept
 
 
-def _look(settings: Settings, bus: Bus, tip: str | None = None) -> list[Kept]:
+def _look(settings: Settings, bus: Bus, tip: str | None = None) -> list[CheckpointLine]:
     """Every checkpoint of the folder, oldest version first."""
     store, run_id = _store(settings, bus), settings.run.name
     tip = tip or sessions.read_tip(bus, run_id).checkpoint
@@ -110,7 +110,7 @@ def _look(settings: Settings, bus: Bus, tip: str | None = None) -> list[Kept]:
     own = {name: state for name, state in states.items() if state.run_id == run_id}
     related = relations(own, tip or "")
     return [
-        Kept(
+        CheckpointLine(
             name=name,
             num_bytes=store.num_bytes(name),
             state=states.get(name),
@@ -121,7 +121,7 @@ def _look(settings: Settings, bus: Bus, tip: str | None = None) -> list[Kept]:
     ]
 
 
-def _meaning(kept: Kept) -> str:
+def _meaning(kept: CheckpointLine) -> str:
     if kept.relation is not None:
         return _MEANINGS[kept.relation]
     return kept.problem if kept.state is None else f"of the run {kept.state.run_id}"

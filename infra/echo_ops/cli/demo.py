@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,16 +23,6 @@ from echo_schemas.errors import UserError
 _FP32_AGREEMENT = 1e-4
 _RUNS = Path("runs")
 _BEGUN, _CONFIG, _SUMMARY, _KAFKA = "demo.json", "run.toml", "summary.json", "kafka"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """The options that a demo was begun with, and the address of the Kafka with its log; None: it started one."""
-
-    mode: str
-    seed: int
-    steps: int | None
-    kafka: str | None
 
 
 def demo_name(name: str | None, task: str | None) -> str:
@@ -61,7 +51,8 @@ def demo(
     learner and worker disagree.
     """
     packaged = demo_name(name, task)
-    begun = Begun(mode=mode, seed=seed, steps=steps, kafka=given_bootstrap(os.environ.get("ECHO_KAFKA__BOOTSTRAP", "embedded")))
+    kafka = given_bootstrap(os.environ.get("ECHO_KAFKA__BOOTSTRAP", "embedded"))
+    begun = {"mode": mode, "seed": seed, "steps": steps, "kafka": kafka}
     earlier = None if new else unfinished(packaged, begun)
     folder = earlier or _begin(packaged, begun)
     if earlier is None:
@@ -70,7 +61,7 @@ def demo(
         out.print(f"[bold]echoswarm demo {packaged}[/]: going on with [bold]{folder}[/], which has not finished (`--new` begins another)")
     out.print(
         "Its Kafka ends with it: to look at a demo from another terminal, type `echoswarm kafka up` before it."
-        if begun.kafka is None
+        if kafka is None
         else f"Look at it from another terminal: [bold]echoswarm view -c {folder / _CONFIG}[/]"
     )
     options = Options(plain=plain, report=report, steps=steps, agreement=_FP32_AGREEMENT, kafka_folder=folder / _KAFKA)
@@ -93,23 +84,27 @@ def demo(
             out.print("It has not finished: the same command goes on with it, and `--new` begins another.")
 
 
-def unfinished(name: str, begun: Begun) -> Path | None:
-    """The folder of the newest demo of that name that was begun with the same options and has not finished."""
+def unfinished(name: str, begun: Mapping[str, object]) -> Path | None:
+    """The folder of the newest demo of that name that was begun with the same options and has not finished.
+
+    `kafka` is the address of the Kafka with its log; None: it started one.
+    """
     for folder in sorted(_RUNS.glob(f"{name}-*"), reverse=True):
         try:
             found = json.loads((folder / _BEGUN).read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if found == asdict(begun) and not has_finished(folder / _SUMMARY):
+        if found == begun and not has_finished(folder / _SUMMARY):
             return folder
     return None
 
 
-def _begin(name: str, begun: Begun) -> Path:
+def _begin(name: str, begun: Mapping[str, object]) -> Path:
     folder = _RUNS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder.mkdir(parents=True, exist_ok=False)
     packaged = resources.files("echo_ops.demo").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-    own = f'[run]\nname = "{folder.name}"\nmode = "{begun.mode}"\nseed = {begun.seed}\n\n[checkpoint]\nfolder = "{folder.as_posix()}"\n'
+    mode, seed = begun["mode"], begun["seed"]
+    own = f'[run]\nname = "{folder.name}"\nmode = "{mode}"\nseed = {seed}\n\n[checkpoint]\nfolder = "{folder.as_posix()}"\n'
     (folder / _CONFIG).write_text(f"{packaged}\n{own}", encoding="utf-8")
-    (folder / _BEGUN).write_text(json.dumps(asdict(begun)) + "\n", encoding="utf-8")
+    (folder / _BEGUN).write_text(json.dumps(begun) + "\n", encoding="utf-8")
     return folder

@@ -50,7 +50,7 @@ Reasons = Annotated[list[str] | None, typer.Option("--reason", help="Only letter
 
 
 @dataclass(slots=True, kw_only=True)
-class Heap:
+class LetterGroup:
     """Letters of one topic and reason. `offsets`: of all of them, ascending; `position`: those before it were handled; `last_done`: how,
     and by whom."""
 
@@ -96,42 +96,44 @@ def list_letters(
     wanted, times = require_reasons(reason or ()), _times(since, until)
     chosen = [_topic(name) for name in topics or ()] or list(BY_NAME.values())
     bus = reach_bus(read_settings(config), all_runs=True)
-    heaps: dict[tuple[str, str], Heap] = {}
+    groups: dict[tuple[str, str], LetterGroup] = {}
     # To list an empty topic is to wait for a client to connect.
     with seldom_collected(), ThreadPoolExecutor(_AT_ONCE) as threads:
-        for topic, found in zip(chosen, threads.map(functools.partial(_heaps_of, bus, wanted, times), chosen), strict=True):
-            heaps |= {(topic.name, reason): heap for reason, heap in found.items()}
+        for topic, found in zip(chosen, threads.map(functools.partial(_groups_of, bus, wanted, times), chosen), strict=True):
+            groups |= {(topic.name, reason): group for reason, group in found.items()}
     if as_json:
-        sys.stdout.write(json.dumps([{"topic": topic, "reason": reason, **heap.plain()} for (topic, reason), heap in heaps.items()]) + "\n")
+        sys.stdout.write(
+            json.dumps([{"topic": topic, "reason": reason, **group.plain()} for (topic, reason), group in groups.items()]) + "\n"
+        )
         return
-    if not heaps:
+    if not groups:
         out.print(f"No {'such ' if topics or wanted or since or until else ''}dead letters in {bus.namespace.name}.")
         return
     table = Table("topic", "reason", "waiting", "handled", "last done", "oldest", "newest", "the newest says", box=None, pad_edge=False)
-    for (name, why), heap in sorted(heaps.items(), key=lambda item: (-item[1].waiting, item[0])):
-        handled = (f"{heap.waiting:,}", f"{heap.handled:,}", harmless(heap.last_done))
-        table.add_row(name, why, *handled, shown_time(heap.oldest_ms), shown_time(heap.newest_ms), _cut(heap.example))
+    for (name, why), group in sorted(groups.items(), key=lambda item: (-item[1].waiting, item[0])):
+        handled = (f"{group.waiting:,}", f"{group.handled:,}", harmless(group.last_done))
+        table.add_row(name, why, *handled, shown_time(group.oldest_ms), shown_time(group.newest_ms), _cut(group.example))
     out.print(table)
 
 
-def _heaps_of(bus: Bus, wanted: frozenset[str], times: Times, topic: Topic) -> dict[str, Heap]:
+def _groups_of(bus: Bus, wanted: frozenset[str], times: Times, topic: Topic) -> dict[str, LetterGroup]:
     """The letters of a topic with the reasons `wanted` (none: all) and of some time, by reason; none of a topic that never had a reader."""
-    heaps: dict[str, Heap] = {}
+    groups: dict[str, LetterGroup] = {}
     with suppress(TopicMissing), Backlog(bus, topic) as backlog:
         first, end = backlog.offsets_between(*times)
         for raw in backlog.messages(first=first, end=end):
             reason = reason_of(raw)
             if wanted and reason not in wanted:
                 continue
-            if reason not in heaps:
+            if reason not in groups:
                 time_ms = raw.timestamp()[1]
-                heaps[reason] = Heap(newest=raw, topic=topic, oldest_ms=time_ms, newest_ms=time_ms)
-            heaps[reason].add(raw)
+                groups[reason] = LetterGroup(newest=raw, topic=topic, oldest_ms=time_ms, newest_ms=time_ms)
+            groups[reason].add(raw)
         # Each reason has a group, and a client of its own that asks for it.
         with ThreadPoolExecutor(_AT_ONCE) as threads:
-            for (reason, heap), position in zip(heaps.items(), threads.map(backlog.position, heaps), strict=True):
-                heap.position, heap.last_done = position, backlog.last_done(reason)
-    return heaps
+            for (reason, group), position in zip(groups.items(), threads.map(backlog.position, groups), strict=True):
+                group.position, group.last_done = position, backlog.last_done(reason)
+    return groups
 
 
 def show(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import Config
+from echo_ops.cli.options import Config, taking
 from echo_ops.cli.output import ExitCode
 from echo_ops.ranges import parse_span
 from echo_ops.rewards.weights import parse_weight
@@ -27,40 +27,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetrainOptions:
-    """The options of a retraining. `ranks` None: as many as the file says."""
+    """How to train again, and how to compare."""
 
-    from_start: bool
-    tolerance: float
-    ranks: int | None
-    prompts: int
-    json_file: Path | None
+    from_start: Annotated[bool, typer.Option("--from-start", help="From the base model, though a nearer checkpoint is kept.")] = False
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="How far off the weights may be, as a share of the way that training has moved them.")
+    ] = 0.02
+    exact: Annotated[bool, typer.Option("--exact", help="Every byte must be the same; the machine, threads and ranks must be, too.")] = (
+        False
+    )
+    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that train together, if not those of the file.")] = None
+    prompts: Annotated[int, typer.Option(min=0, help="With --rewards: held-out prompts to evaluate on; 0: none.")] = 64
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the result of each version there.")
+    ] = None
 
 
+@taking("options", RetrainOptions)
 def retrain(
     version: Annotated[str, typer.Option("--version", metavar="A..B", help="Published versions to train again, both included, or one.")],
     config: Config = None,
-    from_start: Annotated[bool, typer.Option("--from-start", help="From the base model, though a nearer checkpoint is kept.")] = False,
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, help="How far off the weights may be, as a share of the way that training has moved them.")
-    ] = 0.02,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Every byte must be the same; the machine, threads and ranks must be, too.")
-    ] = False,
-    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that train together, if not those of the file.")] = None,
     rewards: Annotated[
         list[str] | None,
         typer.Option("--rewards", metavar="NAME=WEIGHT", help="Train on these rewards only, instead of the run's own. Repeatable."),
     ] = None,
-    prompts: Annotated[int, typer.Option(min=0, help="With --rewards: held-out prompts to evaluate on; 0: none.")] = 64,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the result of each version there.")
-    ] = None,
+    *,
+    options: RetrainOptions,
 ) -> None:
     """Train the versions again and compare each. Under the run's own rewards, exits 4 if one differs."""
     wanted, terms = parse_versions(version), parse_terms(rewards or ())
-    options = RetrainOptions(
-        from_start=from_start, tolerance=0.0 if exact else tolerance, ranks=ranks, prompts=prompts, json_file=json_file
-    )  # fmt: skip
+    if options.exact:
+        options = replace(options, tolerance=0.0)
     settings = read_settings(config)
     # Before the imports, which take seconds.
     bus = reach_bus(settings)

@@ -23,7 +23,7 @@ from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error
 from echo_bus.errors import TransportError
 from echo_bus.message import raw_headers
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import Config
+from echo_ops.cli.options import Config, taking
 from echo_ops.cli.output import err, out
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.headers import run_of
@@ -41,9 +41,9 @@ _MAX_TEXT_SHOWN = 200
 class Filters:
     """Which records to show; None shows all."""
 
-    version: int | None = None
-    group: str | None = None
-    worker: str | None = None
+    version: Annotated[int | None, typer.Option(help="Only records whose oldest version is this.")] = None
+    group: Annotated[str | None, typer.Option(help="Only this group id.")] = None
+    worker: Annotated[str | None, typer.Option(help="Only this worker.")] = None
 
     def admit(self, record: Record | None) -> bool:
         """Whether to show `record`. One that cannot be decoded is shown only without filters."""
@@ -56,19 +56,18 @@ class Filters:
         return self.version is None or version == self.version
 
 
+@taking("filters", Filters)
 def tail(
     topic: Annotated[str, typer.Argument(help="Logical topic, such as trajectories, or trajectories.dlq.")],
     config: Config = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come.")] = False,
     last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many of the newest records of each partition to begin with.")] = 10,
-    version: Annotated[int | None, typer.Option(help="Only records whose oldest version is this.")] = None,
-    group: Annotated[str | None, typer.Option(help="Only this group id.")] = None,
-    worker: Annotated[str | None, typer.Option(help="Only this worker.")] = None,
     all_runs: Annotated[bool, typer.Option("--all-runs", help="Other runs' records too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    *,
+    filters: Filters,
 ) -> None:
     """Show the newest records of a topic, and with `follow` new ones."""
-    filters = Filters(version=version, group=group, worker=worker)
     logical = topic.removesuffix(DEAD_LETTER_SUFFIX)
     if logical not in BY_NAME:
         raise UserError(f"There is no topic {topic!r}.", hint=f"Known: {', '.join(BY_NAME)}, each also with {DEAD_LETTER_SUFFIX}.")

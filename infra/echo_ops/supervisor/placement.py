@@ -31,7 +31,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class ProcessPlacement:
     """Where one process runs: additions to its environment, and the cores that it is bound to (none: the scheduler chooses)."""
 
     environ: Mapping[str, str] = field(default_factory=dict)
@@ -39,12 +39,12 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Seating:
+class RunPlacement:
     """A place for each worker in order, for the learner, and for every other role."""
 
-    workers: tuple[Seat, ...]
-    learner: Seat
-    others: Seat
+    workers: tuple[ProcessPlacement, ...]
+    learner: ProcessPlacement
+    others: ProcessPlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class WorkerNeed:
     is_elsewhere: bool = False
 
 
-def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1) -> Seating:
+def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1) -> RunPlacement:
     """Divide the machine. With enough GPUs: first the learner's ranks, then each worker's own. With too few every process sees all.
 
     Workers that generate on cores get equal parts of them. A worker whose engine is elsewhere is placed as the other roles are.
@@ -63,7 +63,7 @@ def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1
     local = [need for need in workers if not need.is_elsewhere]
     found = _on_gpus(machine, local, ranks) if machine.gpus else _on_cores(machine.cores, len(local))
     if not machine.binds:
-        found = Seating(tuple(map(_unbound, found.workers)), _unbound(found.learner), found.others)
+        found = RunPlacement(tuple(map(_unbound, found.workers)), _unbound(found.learner), found.others)
     places = iter(found.workers)
     return replace(found, workers=tuple(found.others if need.is_elsewhere else next(places) for need in workers))
 
@@ -81,20 +81,20 @@ def this_machine() -> Machine:
     return Machine(tuple(cores), tuple(present), binds=os.environ.get(_BIND) != "nobind")
 
 
-def _unbound(place: Seat) -> Seat:
-    return Seat({name: value for name, value in place.environ.items() if name != _BIND})
+def _unbound(place: ProcessPlacement) -> ProcessPlacement:
+    return ProcessPlacement({name: value for name, value in place.environ.items() if name != _BIND})
 
 
-def _on_cores(cores: Sequence[int], workers: int) -> Seating:
+def _on_cores(cores: Sequence[int], workers: int) -> RunPlacement:
     single = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "DS_ACCELERATOR": "cpu"}
-    others = Seat(single)
+    others = ProcessPlacement(single)
     usable = len(cores) - (1 if len(cores) >= _SPARE_FROM else 0)
     if usable < workers + 1 or workers == 0:
-        return Seating((others,) * workers, Seat({**single, **_KEEP_MEMORY}), others)
+        return RunPlacement((others,) * workers, ProcessPlacement({**single, **_KEEP_MEMORY}), others)
     for_learner = max(1, usable // 2) if workers <= usable - usable // 2 else 1
     each = (usable - for_learner) // workers
     bound = tuple(
-        Seat(
+        ProcessPlacement(
             {
                 **single,
                 "OMP_NUM_THREADS": str(each),
@@ -104,19 +104,19 @@ def _on_cores(cores: Sequence[int], workers: int) -> Seating:
         for index in range(workers)
     )
     learner_cores = tuple(cores[usable - for_learner : usable])
-    return Seating(bound, Seat({**single, **_KEEP_MEMORY, "OMP_NUM_THREADS": str(for_learner)}, learner_cores), others)
+    return RunPlacement(bound, ProcessPlacement({**single, **_KEEP_MEMORY, "OMP_NUM_THREADS": str(for_learner)}, learner_cores), others)
 
 
-def _on_gpus(machine: Machine, workers: Sequence[WorkerNeed], ranks: int) -> Seating:
-    others = Seat({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+def _on_gpus(machine: Machine, workers: Sequence[WorkerNeed], ranks: int) -> RunPlacement:
+    others = ProcessPlacement({"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
     # A worker without a GPU computes on the cores that the others leave free.
-    on_cores = Seat({"CUDA_VISIBLE_DEVICES": ""})
+    on_cores = ProcessPlacement({"CUDA_VISIBLE_DEVICES": ""})
     if len(machine.gpus) < ranks + sum(need.gpus for need in workers):
-        return Seating(tuple(Seat() if need.gpus else on_cores for need in workers), Seat(), others)
+        return RunPlacement(tuple(ProcessPlacement() if need.gpus else on_cores for need in workers), ProcessPlacement(), others)
     left = iter(machine.gpus)
 
-    def devices(count: int) -> Seat:
-        return Seat({"CUDA_VISIBLE_DEVICES": ",".join(islice(left, count))}) if count else on_cores
+    def devices(count: int) -> ProcessPlacement:
+        return ProcessPlacement({"CUDA_VISIBLE_DEVICES": ",".join(islice(left, count))}) if count else on_cores
 
     learner = devices(ranks)
-    return Seating(tuple(devices(need.gpus) for need in workers), learner, others)
+    return RunPlacement(tuple(devices(need.gpus) for need in workers), learner, others)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echo_ops.roles import ROLES, Role
-from echo_ops.supervisor.placement import Machine, Seat, WorkerNeed, placement
+from echo_ops.supervisor.placement import Machine, ProcessPlacement, WorkerNeed, placement
 from echo_settings import Settings
 from echo_settings.kinds import kinds_of
 
@@ -66,12 +66,12 @@ class _Wanted:
     """One process to start: its name, its place, and its kind if it is a worker of a pool."""
 
     name: str
-    place: Seat
+    place: ProcessPlacement
     kind: str = ""
     is_numbered: bool = False
 
 
-def _numbered(role: Role, kinds: Iterable[tuple[str, Seat]]) -> list[_Wanted]:
+def _numbered(role: Role, kinds: Iterable[tuple[str, ProcessPlacement]]) -> list[_Wanted]:
     """Processes named by role and number, or by role, kind and number; each kind counts from 0."""
     counts: Counter[str] = Counter()
     found = []

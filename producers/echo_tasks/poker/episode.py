@@ -36,7 +36,7 @@ PENALISED = frozenset({AnswerKind.ILLEGAL, AnswerKind.NO_ANSWER, AnswerKind.UNKN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class WordedAction:
     """An action in words: `verb` is fold, check, call, raise or all-in; `amount` follows it: digits or a named size."""
 
     verb: str
@@ -79,7 +79,7 @@ class Hand(Protocol):
         """Do the action in `answer`, and let the others act. Returns what was done, and how the answer was understood."""
 
 
-def read_answer(text: str) -> Said | AnswerKind:
+def read_answer(text: str) -> WordedAction | AnswerKind:
     """The action in the last `<answer>…</answer>` of `text`, upper or lower case. NO_ANSWER without the tags, UNKNOWN_ACTION if the text
     between them is no action.
     """
@@ -92,7 +92,7 @@ def read_answer(text: str) -> Said | AnswerKind:
         return AnswerKind.UNKNOWN_ACTION
     verb, amount = found[1].replace(" ", "-"), (found[2] or "").replace(" ", "-")
     verb = {"bet": "raise", "allin": "all-in"}.get(verb, verb)
-    return Said(verb=verb, amount=amount)
+    return WordedAction(verb=verb, amount=amount)
 
 
 class HandEpisode:

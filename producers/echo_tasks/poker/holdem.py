@@ -16,7 +16,7 @@ from typing import Any
 from echo_schemas.records import ChatMessage
 from echo_tasks.options import amount, name_of, names_of, whole_number
 from echo_tasks.poker.cards import NUM_CARDS, card_name
-from echo_tasks.poker.episode import AnswerKind, HandEpisode, Said, Table, read_answer, turn_text
+from echo_tasks.poker.episode import AnswerKind, HandEpisode, Table, WordedAction, read_answer, turn_text
 from echo_tasks.poker.opponents import CALL, FOLD, OPPONENTS, View
 from echo_tasks.task import AllTokens, Entry, Prompt
 
@@ -257,7 +257,7 @@ class Seats:
         )
 
 
-def meant(said: Said, view: View, street_start: int) -> tuple[int, AnswerKind]:
+def meant(said: WordedAction, view: View, street_start: int) -> tuple[int, AnswerKind]:
     """The legal action nearest to `said`. `street_start`: the player's chips in the pot before this round of betting."""
     if said.verb == "fold":
         return (FOLD, AnswerKind.FINE) if view.to_call else (CALL, AnswerKind.ADJUSTED)

@@ -15,7 +15,7 @@ from typing import Any
 
 from echo_schemas.records import ChatMessage
 from echo_tasks.options import amount, name_of, names_of
-from echo_tasks.poker.episode import AnswerKind, HandEpisode, Said, Table, read_answer, turn_text
+from echo_tasks.poker.episode import AnswerKind, HandEpisode, Table, WordedAction, read_answer, turn_text
 from echo_tasks.task import AllTokens, Entry, Prompt
 
 _CARDS = ("Jack", "Queen", "King")
@@ -164,7 +164,7 @@ class KuhnHand:
         self._actions.append(action)
 
 
-def _meant(said: Said, *, faces_bet: bool) -> tuple[int, AnswerKind]:
+def _meant(said: WordedAction, *, faces_bet: bool) -> tuple[int, AnswerKind]:
     """The action that `said` means, and how it was understood."""
     if said.verb in {"raise", "all-in"}:
         return BET, AnswerKind.ADJUSTED if faces_bet else AnswerKind.FINE

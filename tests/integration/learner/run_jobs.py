@@ -20,7 +20,7 @@ import numpy.typing as npt
 from echo_bus.client.kafka import KafkaCluster
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import run_learner, train_in_sessions
-from echo_learner.start import Conduct
+from echo_learner.start import StartOptions
 from echo_learner.training.config import trainer_config
 from echo_learner.training.ranks import open_trainer
 from echo_ops.cli.retrain import parse_versions
@@ -192,7 +192,7 @@ def train_to_file(folder: str, base: str, *, sections: Mapping[str, Any]) -> Non
     with closing(open_trainer(trainer_config(pipeline.settings(), Path(base)), 1)) as trainer, _answers(pipeline, STEPS_TO_RETRAIN, None):
         for last in (2, STEPS_TO_RETRAIN):
             process = pipeline.process(learner={**pipeline.options["learner"], "steps": last})
-            train_in_sessions(process, trainer, LearnerMetrics(process.registry), RandomPrompts(), Conduct(takeover=True))
+            train_in_sessions(process, trainer, LearnerMetrics(process.registry), RandomPrompts(), StartOptions(takeover=True))
     messages = [
         {**asdict(kept), "topic": None, "key": _hex(kept.key), "value": _hex(kept.value), "headers": []} for kept in everything(pipeline)
     ]

@@ -21,7 +21,7 @@ from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline, SystemClock
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
-from echo_learner.start import Conduct
+from echo_learner.start import StartOptions
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import RoleProcess, StopSignal
 from echo_schemas.columns import OFFSET_DTYPE
@@ -112,7 +112,7 @@ class Run:
             settings=settings, bus=self.fleet.bus, registry=registry, places=PlaceTimes(registry, clock), clock=clock, stop=stop
         )  # fmt: skip
         prompts = PromptCodec(resolve_base(settings.policy.base))
-        train_in_sessions(process, NumpyTrainer(), LearnerMetrics(registry), prompts, Conduct(takeover=takeover))
+        train_in_sessions(process, NumpyTrainer(), LearnerMetrics(registry), prompts, StartOptions(takeover=takeover))
 
     def _score(self) -> None:
         bus = self.fleet.bus

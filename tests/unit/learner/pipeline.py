@@ -28,7 +28,7 @@ from echo_bus.wire import Wire
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
-from echo_learner.start import Conduct
+from echo_learner.start import StartOptions
 from echo_memory import MemoryCluster
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import RoleProcess, StopSignal
@@ -201,7 +201,7 @@ class Pipeline:
         """Run a learner to version `steps`."""
         process = self.process(**{**sections, "learner": {**sections.get("learner", {}), "steps": steps}})
         metrics = LearnerMetrics(process.registry)
-        train_in_sessions(process, trainer, metrics, NumberCodec(), Conduct(takeover=takeover, skip=skip))
+        train_in_sessions(process, trainer, metrics, NumberCodec(), StartOptions(takeover=takeover, skip=skip))
         return metrics
 
     def start(self, trainer: NumpyTrainer, *, takeover: bool = False, skip: bool = False, **sections: dict[str, Any]) -> Running:
@@ -372,7 +372,7 @@ class Running:
 
     def _run(self, takeover: bool, skip: bool) -> None:
         try:
-            train_in_sessions(self.process, self.trainer, self.metrics, NumberCodec(), Conduct(takeover=takeover, skip=skip))
+            train_in_sessions(self.process, self.trainer, self.metrics, NumberCodec(), StartOptions(takeover=takeover, skip=skip))
         except BaseException as exc:  # the edge of the thread: the test looks at it
             self.error = exc
 

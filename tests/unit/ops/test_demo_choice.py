@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
-from echo_ops.cli.demo import Begun, demo, demo_name, unfinished
+from echo_ops.cli.demo import demo, demo_name, unfinished
 from echo_schemas.errors import UserError
 
 
@@ -33,7 +33,7 @@ def test_a_digits_demo_of_a_task_is_refused() -> None:
         demo_name("sort", "sokoban")
 
 
-SAID = Begun(mode="asynchronous", seed=0, steps=None, kafka=None)
+SAID: Mapping[str, object] = {"mode": "asynchronous", "seed": 0, "steps": None, "kafka": None}
 
 
 @pytest.fixture
@@ -43,10 +43,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def begun(runs: Path, name: str, said: Begun = SAID, outcome: str | None = None) -> Path:
+def begun(runs: Path, name: str, said: Mapping[str, object] = SAID, outcome: str | None = None) -> Path:
     folder = runs / name
     folder.mkdir(parents=True)
-    (folder / "demo.json").write_text(json.dumps(asdict(said)), encoding="utf-8")
+    (folder / "demo.json").write_text(json.dumps(said), encoding="utf-8")
     if outcome is not None:
         (folder / "summary.json").write_text(json.dumps({"outcome": outcome}), encoding="utf-8")
     return folder.relative_to(runs.parent)
@@ -68,7 +68,7 @@ def test_one_that_finished_is_over(runs: Path) -> None:
 
 @pytest.mark.parametrize("other", [{"seed": 1}, {"steps": 40}, {"mode": "sequential"}, {"kafka": "127.0.0.1:9092"}])
 def test_what_another_command_began_or_another_kafka_holds_is_another_run(runs: Path, other: dict[str, object]) -> None:
-    begun(runs, "reverse-20261121-100000", replace(SAID, **other))  # type: ignore[arg-type]
+    begun(runs, "reverse-20261121-100000", {**SAID, **other})
     assert unfinished("reverse", SAID) is None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from echo_ops.estimate import Assumed, estimate
+from echo_ops.estimate import Assumptions, estimate
 from echo_ops.estimate_lines import lines_of
 from echo_schemas.errors import UserError
 from echo_settings import Settings, load_settings
@@ -24,7 +24,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def printed(settings: Settings, **assumed: Any) -> str:
-    return "\n".join(lines_of(estimate(settings, Assumed(**assumed))))
+    return "\n".join(lines_of(estimate(settings, Assumptions(**assumed))))
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
@@ -61,13 +61,13 @@ def test_the_folder_s_own_config_wins_over_the_table(tmp_path: Path) -> None:
     folder = tmp_path / "Qwen3-8B"
     folder.mkdir()
     settings = Settings.model_validate({"policy": {"base": str(folder)}})
-    assert estimate(settings, Assumed()).shape.layers == 36
+    assert estimate(settings, Assumptions()).shape.layers == 36
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96}
     (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 50}), encoding="utf-8")
-    assert estimate(settings, Assumed()).shape.layers == 2
+    assert estimate(settings, Assumptions()).shape.layers == 2
     (folder / "config.json").write_text("{", encoding="utf-8")
     with pytest.raises(UserError, match=r"config\.json cannot be read"):
-        estimate(settings, Assumed())
+        estimate(settings, Assumptions())
 
 
 @pytest.mark.parametrize(
@@ -86,14 +86,14 @@ def test_the_folder_s_own_config_wins_over_the_table(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_estimated_is_said(sections: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        estimate(Settings.model_validate(sections), Assumed())
+        estimate(Settings.model_validate(sections), Assumptions())
 
 
 def test_an_option_changes_what_it_says() -> None:
     base = {"policy": {"base": "models/Qwen3-8B", "update": "full", "dtype": "bfloat16", "max_length": 4096}}
     needs = estimate(
         Settings.model_validate({**base, "rollout": {"max_new_tokens": 2048, "options": {"tensor_parallel_size": 2, "max_num_seqs": 8}}}),
-        Assumed(answer_tokens=100, prompt_tokens=10),
+        Assumptions(answer_tokens=100, prompt_tokens=10),
     )
     assert (needs.worker.gpus, needs.worker.sequences) == (2, 8)
     assert (needs.work.prompt_tokens, needs.work.answer_tokens) == (10, 100)

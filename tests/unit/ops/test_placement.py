@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from echo_ops.roles import Role
-from echo_ops.supervisor.placement import Machine, Seat, WorkerNeed, placement, this_machine
+from echo_ops.supervisor.placement import Machine, ProcessPlacement, WorkerNeed, placement, this_machine
 from echo_ops.supervisor.plan import plan_children
 from echo_settings import Settings
 from echo_settings.learner import LearnerSettings
@@ -17,7 +17,7 @@ from echo_settings.pool import CoordinatorSettings, DeviceSettings, PoolSettings
 from echo_settings.sections import RolloutSettings, RunSettings, ScoringSettings
 
 
-def bound_cores(place: Seat) -> list[int]:
+def bound_cores(place: ProcessPlacement) -> list[int]:
     return [int(core) for core in place.environ["VLLM_CPU_OMP_THREADS_BIND"].split(",")]
 
 
@@ -83,8 +83,8 @@ def test_gpus_go_to_the_learners_ranks_first_and_then_to_each_worker() -> None:
 
 def test_too_few_gpus_are_shared_by_all() -> None:
     found = placement(Machine((0, 1), ("0",)), [WorkerNeed()])
-    assert found.workers == (Seat(),)
-    assert found.learner == Seat()
+    assert found.workers == (ProcessPlacement(),)
+    assert found.learner == ProcessPlacement()
 
 
 def test_a_run_has_its_processes_in_the_order_of_their_start_up_times(tmp_path: Path) -> None:

@@ -53,12 +53,12 @@ def test_a_silent_broker_is_not_the_end_of_the_log(monkeypatch: pytest.MonkeyPat
     publisher.close()
     monkeypatch.setattr(tail_module, "reach_bus", lambda *_args, **_options: replace(bus, run_id=None))
 
-    tail("trajectories", all_runs=True, as_json=True)
+    tail(topic="trajectories", all_runs=True, as_json=True)
 
     (line,) = capsys.readouterr().out.splitlines()
     assert json.loads(line)["record"]["group_id"] == written.group_id  # type: ignore[attr-defined]
 
-    tail("trajectories", all_runs=True, worker="nobody")
+    tail(topic="trajectories", all_runs=True, worker="nobody")
     assert capsys.readouterr().err == "No such record in unit.tail.trajectories.\n"
 
 
@@ -81,5 +81,5 @@ def test_brokers_that_are_gone_are_told_to_whoever_follows(monkeypatch: pytest.M
     asked: list[int] = []
     monkeypatch.setattr(tail_module, "num_partitions", num_partitions)
     with pytest.raises(KeyboardInterrupt):
-        tail("trajectories", follow=True, all_runs=True)
+        tail(topic="trajectories", follow=True, all_runs=True)
     assert "No broker answers at unit.tail.trajectories. It goes on when they answer; Ctrl-C ends." in capsys.readouterr().err

@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
-from echo_ops.topic_plan import Actual, Kind, Plan, choose_replicas, make_plan, summarise
+from echo_ops.topic_plan import ExistingTopic, Kind, Plan, choose_replicas, make_plan, summarise
 from echo_schemas.errors import UserError
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
 SPECS = {f"ns.{spec.name}": spec for spec in load_topic_specs()}
 
 
-def actual_of(spec: TopicSpec, **changes: object) -> Actual:
-    found = Actual(partitions=spec.partitions, replication_factor=spec.replication_factor, config=spec.config)
+def actual_of(spec: TopicSpec, **changes: object) -> ExistingTopic:
+    found = ExistingTopic(partitions=spec.partitions, replication_factor=spec.replication_factor, config=spec.config)
     return dataclasses.replace(found, **changes)  # type: ignore[arg-type]
 
 
@@ -36,12 +36,12 @@ def test_a_cluster_as_the_files_say_needs_nothing() -> None:
     assert summarise(made) == {}
 
 
-def namespace_of(replicas: int) -> dict[str, Actual]:
+def namespace_of(replicas: int) -> dict[str, ExistingTopic]:
     """What the cluster has of a namespace that was made with so many replicas."""
     return {name: actual_of(spec.fitted_to(replicas)) for name, spec in SPECS.items()}
 
 
-def chosen(actual: dict[str, Actual], *, num_brokers: int, num_addresses: int = 1, asked: int | None = None) -> int:
+def chosen(actual: dict[str, ExistingTopic], *, num_brokers: int, num_addresses: int = 1, asked: int | None = None) -> int:
     return choose_replicas(SPECS, actual, num_brokers=num_brokers, num_addresses=num_addresses, asked=asked)
 
 

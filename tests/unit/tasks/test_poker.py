@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from echo_schemas.errors import UserError
 from echo_tasks.poker import Poker
 from echo_tasks.poker.cards import NUM_CARDS, RANKS, SUITS, card_name
-from echo_tasks.poker.episode import PENALISED, AnswerKind, HandEpisode, Said, read_answer
+from echo_tasks.poker.episode import PENALISED, AnswerKind, HandEpisode, WordedAction, read_answer
 from echo_tasks.poker.holdem import meant
 from echo_tasks.poker.opponents import CALL, FOLD, OPPONENTS, View, play_randomly, play_tightly
 from echo_tasks.task import Turn
@@ -124,13 +124,13 @@ VIEW = View(hole=cards("Ah Ad"), board=cards("2c 7d 9h"), pot=100, to_call=50, p
 )
 def test_sizes_are_bets_of_this_round(verb: str, size: str, expected: tuple[int, AnswerKind]) -> None:
     # 20 chips went in before this round, 10 in it; 50 are to be called, so a raise of the pot is to 30 + 50 + 150.
-    assert meant(Said(verb=verb, amount=size), VIEW, 20) == expected
+    assert meant(WordedAction(verb=verb, amount=size), VIEW, 20) == expected
 
 
 def test_where_no_raise_is_legal_it_is_a_call() -> None:
     closed = View(hole=VIEW.hole, board=VIEW.board, pot=100, to_call=50, put_in=30, least=0, most=0)
-    assert meant(Said(verb="raise", amount="200"), closed, 20) == (CALL, AnswerKind.ADJUSTED)
-    assert meant(Said(verb="all-in"), closed, 20) == (CALL, AnswerKind.FINE)
+    assert meant(WordedAction(verb="raise", amount="200"), closed, 20) == (CALL, AnswerKind.ADJUSTED)
+    assert meant(WordedAction(verb="all-in"), closed, 20) == (CALL, AnswerKind.FINE)
 
 
 @settings(max_examples=examples(40))
@@ -265,15 +265,15 @@ def test_an_entry_that_is_no_hand_of_this_table_is_refused(broken: dict[str, obj
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("<answer>Raise to 60</answer>", Said(verb="raise", amount="60")),
-        ("<answer>bet half pot</answer>", Said(verb="raise", amount="half-pot")),
-        ("<answer>\nCALL\n</answer> trailing", Said(verb="call")),
-        ("<answer>allin</answer>", Said(verb="all-in")),
-        ("<answer>call</answer><answer>", Said(verb="call")),
+        ("<answer>Raise to 60</answer>", WordedAction(verb="raise", amount="60")),
+        ("<answer>bet half pot</answer>", WordedAction(verb="raise", amount="half-pot")),
+        ("<answer>\nCALL\n</answer> trailing", WordedAction(verb="call")),
+        ("<answer>allin</answer>", WordedAction(verb="all-in")),
+        ("<answer>call</answer><answer>", WordedAction(verb="call")),
         ("<answer>raise 20 40</answer>", AnswerKind.UNKNOWN_ACTION),
         ("<answer></answer>", AnswerKind.UNKNOWN_ACTION),
         ("<answer>raise \u0664\u0660</answer>", AnswerKind.UNKNOWN_ACTION),
     ],
 )
-def test_answers_are_read(text: str, expected: Said | AnswerKind) -> None:
+def test_answers_are_read(text: str, expected: WordedAction | AnswerKind) -> None:
     assert read_answer(text) == expected

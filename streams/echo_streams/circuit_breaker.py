@@ -13,7 +13,7 @@ class NotCalled(Exception):
     """The function was not called: its last calls hung or killed their process."""
 
 
-class Fuse:
+class CircuitBreaker:
     """Of one function. One event loop uses it."""
 
     def __init__(self, clock: Clock) -> None:

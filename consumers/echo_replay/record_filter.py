@@ -26,7 +26,7 @@ _NO_RECORD = (InvalidRecord, ValueError, KeyError)
 Passed = tuple[Trajectory | None, BookEntry]
 
 
-class Sieve:
+class RecordFilter:
     """The filter of one run and one selection. `fates` may grow meanwhile."""
 
     def __init__(self, run_id: str, selection: Selection, fates: Fates, codec: Codec) -> None:
