@@ -1,11 +1,12 @@
-"""The baseline: one process in which the pipeline's sampler and learner take turns. No Kafka, no staleness.
+"""The baseline: one process in which the pipeline's sampler and learner take turns. No Kafka.
 
     python -m laboratory.colocated RUN_FILE RESULT_FILE
 
     sample all groups of the step ─▶ score ─▶ the learner's step ─▶ install the new weights ─▶ sample …
 
 Engine, sampler, rewards, batch, loss, optimizer and held-out prompts are those of `echoswarm up` for the same file; only the order and the
-transport differ.
+transport differ. In sequential mode each step's samples are of the newest version. In asynchronous mode they are exactly as old as in a
+pipeline whose workers are never late: at each publication the groups of all steps up to the lead are sampled.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from echo_bus.clock import SystemClock
@@ -106,22 +109,30 @@ class CoLocated:
     async def run(self) -> Result:
         """All steps and evaluations."""
         steps, size = self._settings.learner.steps, self._settings.learner.groups_per_step
+        period, lead = self._settings.publication_period, self._settings.lead
         started_s, curve, evaluated = self._clock.monotonic_s(), Curve(), []
+        sampled: deque[list[list[Member]]] = deque()
+        oldest = 0
         await self._engine.start()
         await self._install(0)
         evaluated += await self._evaluations(0)
         for version in range(steps):
             self._stepper.begin()
-            groups = await asyncio.gather(*(self._group(version * size + index) for index in range(size)))
+            for step in steps_to_sample(version, len(sampled), lead=lead, period=period, last=steps):
+                sampled.append(await asyncio.gather(*(self._group(step * size + index) for index in range(size))))
+            groups = [chosen(version * size + index, members, version) for index, members in enumerate(sampled.popleft())]
+            ages = [sample.staleness for group in groups for sample in group.samples]
+            oldest = max(oldest, *ages)
             draft = self._stepper.step(groups, version, self._terms, parent=None, measured={}, costs=(), delivered={})
-            await self._install(version + 1)
+            if (version + 1) % period == 0 or self._due(version + 1):
+                await self._install(version + 1)
             report = draft.report
             # As in the pipeline's curves: `exact`, else the weighted sum, which is the last.
             reward = next((each.mean for each in report.reward_stats if each.name == "exact"), report.reward_stats[-1].mean)
-            curve.add(version + 1, self._clock.monotonic_s(), draft.num_samples, reward, 0.0)
+            curve.add(version + 1, self._clock.monotonic_s(), draft.num_samples, reward, fmean(ages))
             evaluated += await self._evaluations(version + 1)
         wall_s = self._clock.monotonic_s() - started_s
-        facts = {"max_staleness": 0, "dropped": 0, "bubble": None}
+        facts = {"max_staleness": oldest, "dropped": 0, "bubble": None}
         return Result(outcome="finished", wall_s=wall_s, curve=curve, evaluated=evaluated, facts=facts)
 
     async def close(self) -> None:
@@ -139,23 +150,25 @@ class CoLocated:
             if int(folder.name) not in self._engine.in_use:
                 shutil.rmtree(folder)
 
-    async def _group(self, seq: int) -> ChosenGroup:
+    async def _group(self, seq: int) -> list[Member]:
         """A scored group of the run's task."""
         size, sampling = self._settings.rollout.group_size, training_sampling(self._settings.rollout)
         request = self._builder.build(seq, Purpose.TRAIN, group_size=size, sampling=sampling)
         trajectories = await self._trajectories(self._sampler, request)
-        samples = []
+        members = []
         columns = {name: await _values(function, trajectories) for name, function in _functions(tuple(self._settings.rewards))}
         for index, trajectory in enumerate(trajectories):
             scores = {name: Score(value=column[index]) for name, column in columns.items()}
-            member = Member(where=Coordinates(partition=0, offset=seq * len(trajectories) + index), trajectory=trajectory, scores=scores)
-            samples.append(ChosenSample(member=member, staleness=0))
-        return ChosenGroup(seq=seq, samples=tuple(samples), dropped={})
+            where = Coordinates(partition=0, offset=seq * len(trajectories) + index)
+            members.append(Member(where=where, trajectory=trajectory, scores=scores))
+        return members
 
     async def _evaluations(self, version: int) -> list[Evaluated]:
+        return [await self._evaluation(planned, version) for planned in self._due(version)]
+
+    def _due(self, version: int) -> list[Planned]:
         is_last = version == self._settings.learner.steps
-        due = [planned for planned in self._planned if is_due(planned.spec, version, is_last=is_last)]
-        return [await self._evaluation(planned, version) for planned in due]
+        return [planned for planned in self._planned if is_due(planned.spec, version, is_last=is_last)]
 
     async def _evaluation(self, planned: Planned, version: int) -> Evaluated:
         spec, builder = planned.spec, self._builder_of(planned.task, planned.spec.seed)
@@ -201,6 +214,18 @@ class CoLocated:
 
     def _builder_of(self, task: Task, seed: int) -> RequestBuilder:
         return RequestBuilder(run_id=self._settings.run.name, task=task, seed=seed, prompts=self._codec)
+
+
+def steps_to_sample(version: int, num_sampled: int, *, lead: int, period: int, last: int) -> range:
+    """The steps whose groups are sampled before the step from `version`, for which `num_sampled` steps are ready: after a publication up to
+    the lead, as `may_issue` of `echo_core.dispatch` allows it."""
+    return range(version + num_sampled, min(version + lead + 1, last)) if version % period == 0 else range(0)
+
+
+def chosen(seq: int, members: Sequence[Member], version: int) -> ChosenGroup:
+    """A group that the step from `version` trains, whole."""
+    samples = tuple(ChosenSample(member=member, staleness=version - member.trajectory.min_version) for member in members)
+    return ChosenGroup(seq=seq, samples=samples, dropped={})
 
 
 def _functions(names: tuple[str, ...]) -> Sequence[tuple[str, RewardFunction]]:

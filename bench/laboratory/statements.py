@@ -132,6 +132,9 @@ def findings(runs: Runs) -> list[Finding]:
         )
 
     equal("a", "sequential learns as co-located does", (SEQUENTIAL, CO_LOCATED), 0.03)
+    for budget in (3, 6, 11):
+        claim = f"S = {budget} through the pipeline learns as the same staleness does in one process"
+        equal("a", claim, (f"s{budget}", f"{CO_LOCATED}-s{budget}"), 0.03)
     equal("b", "S = 3 reaches the accuracy of sequential", ("s3", SEQUENTIAL), 0.03)
     faster("b", "in 0.77 of its time", ("s3", SEQUENTIAL), 0.77)
     equal("b", "and with workers elsewhere: the accuracy", ("s3-elsewhere", "sequential-elsewhere"), 0.03)

@@ -26,13 +26,14 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 from datasets import Dataset
-from laboratory.colocated import CoLocated
+from laboratory.colocated import CoLocated, chosen
 from laboratory.matrix import Cell, Choice, load_cells
 from safetensors.numpy import load_file
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from echo_core.batch_choice import ChosenGroup
+from echo_core.groups import Member
 from echo_schemas.columns import view_tokens
 from echo_schemas.entry import parse_entry
 from echo_schemas.records import FinishReason, Purpose
@@ -74,10 +75,10 @@ class _Observed(CoLocated):
         super().__init__(settings, folder)
         self.trained = Trained()
 
-    async def _group(self, seq: int) -> ChosenGroup:
-        group = await super()._group(seq)
-        self.trained.groups[seq] = group
-        return group
+    async def _group(self, seq: int) -> list[Member]:
+        members = await super()._group(seq)
+        self.trained.groups[seq] = chosen(seq, members, members[0].trajectory.min_version)
+        return members
 
     async def _install(self, version: int) -> None:
         await super()._install(version)

@@ -42,7 +42,7 @@ settings.learner.groups_per_step = 8
 
 [conditions.co-located]
 colocated = true
-settings.run.mode = "sequential"
+settings.staleness = { budget = 1, publication_period = 1 }
 
 [conditions.everything]
 settings.staleness = { budget = 1, publication_period = 1, over_budget = "withhold" }
@@ -77,6 +77,7 @@ def test_each_kind_of_cell_runs(tmp_path: Path) -> None:
         assert condition["samples"] == 2 * 8 * 8
         assert 0 <= condition["accuracy"] <= 1
         assert set(condition["held_out"]) == {"0", "2"}
+    assert found["co-located"]["max_staleness"] == 1
     assert found["co-located"]["held_out"]["0"] == pytest.approx(found["everything"]["held_out"]["0"], abs=0.75)
 
 

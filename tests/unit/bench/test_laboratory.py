@@ -73,6 +73,22 @@ def test_a_condition_begins_with_what_it_is_like() -> None:
     assert cell("co-located").is_colocated
 
 
+@pytest.mark.parametrize(("condition", "ages"), [("co-located", {0}), ("co-located-s3", {2, 3}), ("co-located-s6", {2, 3, 4, 5, 6})])
+def test_one_process_samples_as_old_as_a_pipeline_would(condition: str, ages: set[int]) -> None:
+    pytest.importorskip("torch", reason="the baseline trains: install the extra 'learner'")
+    from laboratory.colocated import steps_to_sample
+
+    settings = Settings.model_validate(cell(condition).settings)
+    sampled_at: dict[int, int] = {}
+    for version in range(40):
+        ready = sum(step >= version for step in sampled_at)
+        due = steps_to_sample(version, ready, lead=settings.lead, period=settings.publication_period, last=40)
+        sampled_at |= dict.fromkeys(due, version)
+    assert list(sampled_at) == list(range(40))
+    # The first steps, up to the lead, are all of version 0.
+    assert {step - version for step, version in sampled_at.items() if step > settings.lead} == ages
+
+
 def test_the_command_line_wins_over_the_file() -> None:
     settings = Settings.model_validate(cell("s3", steps=2, engine="transformers").settings)
     assert (settings.learner.steps, settings.rollout.engine, settings.rollout.options) == (2, "transformers", {})
