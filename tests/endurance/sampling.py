@@ -17,12 +17,13 @@ _SCRAPE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """By a process and its children together: memory of their own, open files, threads, and lines of /metrics (none: it did not answer)."""
+    """By a process and its children together: memory of their own, open files, threads, and the series of /metrics (None: it did not
+    answer)."""
 
     memory_mb: float
     files: int
     threads: int
-    series: int | None
+    series: frozenset[str] | None
 
 
 def held_by(pid: int, url: str) -> Held:
@@ -38,7 +39,7 @@ def held_by(pid: int, url: str) -> Held:
         except (OSError, KeyError):
             if number == 0:
                 raise ProcessLookupError(f"process {pid} has ended") from None
-    return Held(memory_mb=memory_kb / _KIB_IN_MIB, files=files, threads=threads, series=_num_series(url))
+    return Held(memory_mb=memory_kb / _KIB_IN_MIB, files=files, threads=threads, series=_series(url))
 
 
 def bytes_below(folder: Path, suffix: str = "") -> int:
@@ -66,7 +67,7 @@ def _family(pid: int) -> Iterator[Path]:
                 yield from _family(int(child))
 
 
-def _num_series(url: str) -> int | None:
+def _series(url: str) -> frozenset[str] | None:
     with suppress(OSError, HTTPException), urllib.request.urlopen(f"{url}/metrics", timeout=_SCRAPE_S) as answer:
-        return sum(not line.startswith(b"#") for line in answer.read().splitlines())
+        return frozenset(line.rpartition(" ")[0] for line in answer.read().decode().splitlines() if not line.startswith("#"))
     return None

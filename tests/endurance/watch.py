@@ -11,7 +11,7 @@ from typing import Any
 
 from echo_runtime.announcement import read_announcement
 from tests.chaos.live_run import LiveRun
-from tests.endurance.judge import Trend, Verdict, trend_of
+from tests.endurance.judge import WARM_UP, Trend, Verdict, trend_of
 from tests.endurance.sampling import bytes_below, held_by, megabytes
 
 _EVERY_S = 2.0
@@ -28,10 +28,11 @@ _ALLOWED = {
 
 @dataclass
 class Watch:
-    """Samples by (who, what)."""
+    """Samples by (who, what), and each process's metric series when they changed."""
 
     run: LiveRun
     series: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=lambda: defaultdict(list))
+    metrics: dict[str, list[tuple[float, frozenset[str]]]] = field(default_factory=lambda: defaultdict(list))
 
     def sample_for(self, seconds: float) -> None:
         """A sample of everything every two seconds; whoever ends by itself meanwhile is in `run.swarm.exits`."""
@@ -50,12 +51,19 @@ class Watch:
             )
         return found
 
+    def new_metrics(self, who: str) -> list[str]:
+        """The metric series of a process that came after its warm-up."""
+        times = [when for when, _ in self.series[who, "metric series"]]
+        warm_s = times[0] + WARM_UP * (times[-1] - times[0])
+        known = [names for when, names in self.metrics[who] if when <= warm_s]
+        return sorted(self.metrics[who][-1][1] - known[-1])
+
     def _sample(self) -> None:
         now_s = time.monotonic()
-        for who, what, value in self._values():
+        for who, what, value in self._values(now_s):
             self.series[who, what].append((now_s, value))
 
-    def _values(self) -> Iterator[tuple[str, str, float]]:
+    def _values(self, now_s: float) -> Iterator[tuple[str, str, float]]:
         swarm = self.run.swarm
         for name in swarm.names:
             announced = read_announcement(swarm.announce(name))
@@ -70,7 +78,9 @@ class Watch:
             yield name, "open files", held.files
             yield name, "threads", held.threads
             if held.series is not None:
-                yield name, "metric series", held.series
+                yield name, "metric series", len(held.series)
+                if not self.metrics[name] or self.metrics[name][-1][1] != held.series:
+                    self.metrics[name].append((now_s, held.series))
         yield "checkpoints", "disk, MiB", megabytes(bytes_below(swarm.folder / "run"))
 
 

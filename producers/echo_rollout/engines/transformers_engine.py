@@ -141,7 +141,8 @@ class TransformersEngine(ThreadEngine):
 
         check_fit(snapshot, self._base, max_rank=self._config.lora_rank)
         written = (snapshot.folder / "adapter_config.json").read_bytes()
-        state = safetensors.torch.load_file(snapshot.folder / "adapter_model.safetensors")
+        # Not `load_file`, which keeps some 60 bytes of each tensor for ever (safetensors 0.8).
+        state = safetensors.torch.load((snapshot.folder / "adapter_model.safetensors").read_bytes())
         try:
             if written != self._adapter_config:
                 bare = self._model.unload() if self._adapter_config else self._model
