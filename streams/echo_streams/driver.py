@@ -51,6 +51,13 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
         _watch_answers(consumer._client, "consumer", cast("App", transport.app))  # noqa: SLF001  see above
         return consumer
 
+    def _stopped_set(self) -> None:
+        """Without a stack in the log for a thread that has ended by itself, as that of a replaced member has."""
+        if self.thread_loop.is_closed():
+            self._stopped.set()
+        else:
+            super()._stopped_set()
+
     async def on_thread_stop(self) -> None:
         """Leave the group as well: aiokafka lets a static member's session run out, and its partitions wait."""
         if self._consumer is not None:

@@ -209,6 +209,7 @@ def test_of_two_processes_under_one_name_the_first_ends_with_a_sentence_and_the_
         stage.wait(lambda: second.metric("echo_streams_partitions_assigned") == PARTITIONS, "all partitions for the second")
         assert first.ended() == 1
         assert "Two processes have the same name. Stop one of them, or give each its own (--name)." in first.log
+        assert "Traceback" not in first.log
         stage.wait_for(stage.publish(samples(100, 8)))
         stage.wait(lambda: stage.outstanding() == 0, "offsets that are committed")
         assert second.process.poll() is None
