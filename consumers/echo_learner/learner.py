@@ -68,6 +68,7 @@ class Learner:
         self._waiting.begin()
         while not (stop.is_set() or self._orders.is_stopping or self._committer.is_complete):
             self._orders.obey(self.version)
+            self._parts.metrics.paused.set(self._orders.is_paused)
             self._compare_claims()
             self._waiting.name_missing_rewards()
             self._publish_evaluations()

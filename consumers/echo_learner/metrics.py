@@ -31,6 +31,7 @@ class LearnerMetrics:
         self.requests = counter("requests", "Requests written, in sequential mode.", ["purpose"])
         self.replies = counter("replies", "Receipts that came, in sequential mode, by what became of them.", ["fate"])
         self.clock_skew = gauge("clock_skew_seconds", "How far this machine's clock is behind the broker's, at the start of the session.")
+        self.paused = gauge("paused", "Whether an order has paused the run: 1, else 0.")
         self.idle_seconds = counter("idle_seconds", "Seconds without a batch.")
         self.training_seconds = counter("training_seconds", "Seconds from a batch to a durable step.")
         self.kind_label = BoundedLabel()

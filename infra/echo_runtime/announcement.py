@@ -6,10 +6,13 @@ The labels identify a run's processes. Prometheus does not store labels whose na
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 _PID = "__meta_echo_pid"
+_CONNECT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +49,22 @@ def read_announcement(path: Path) -> Announcement | None:
         return Announcement(target=str(target), pid=int(labels[_PID]), **known)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
+
+
+def forget_gone(folder: Path) -> list[str]:
+    """Remove the announcements in `folder` of processes that have ended: nobody listens at their address. Returns their names."""
+    gone = []
+    for path in sorted(folder.glob("*.json")):
+        announced = read_announcement(path)
+        if announced is None:
+            continue
+        address = urlsplit(announced.url)
+        try:
+            socket.create_connection((address.hostname, address.port), _CONNECT_S).close()
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+            gone.append(announced.process)
+        except OSError:
+            # Its machine does not answer: it may be cut off.
+            continue
+    return gone

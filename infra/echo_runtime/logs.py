@@ -30,6 +30,8 @@ _INHERITED = "ECHOSWARM_LOG_FIELDS"
 """Environment variable with the fields of this process, for its child processes."""
 # With 0 vLLM's lines come through this log instead of its own.
 _VLLM_PRINTS = "VLLM_CONFIGURE_LOGGING"
+# The progress bars of transformers are no objects.
+_BARS_OFF = "TQDM_DISABLE"
 # These HTTP clients log a line at INFO for each request.
 _TALKATIVE = ("httpx", "httpx2")
 _about: ContextVar[Mapping[str, Any]] = ContextVar("what log records are about")
@@ -77,6 +79,7 @@ def set_up_logs(file: Path | None, form: LogFormat, *, run: str, role: str, proc
     if form == "json":
         os.environ[_INHERITED] = json.dumps(fields)
         os.environ.setdefault(_VLLM_PRINTS, "0")
+        os.environ.setdefault(_BARS_OFF, "1")
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
     _write_to(logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8"))

@@ -100,9 +100,16 @@ def open_role(
 ) -> Iterator[RoleProcess]:
     """The parts of a role's process, until the block ends. `role`: of roles.yaml; `name` distinguishes processes of one role in client ids.
 
-    `announce`: the file for this process's `Announcement`, written once the metrics server listens. `start`: see `RoleProcess`. On the main
+    `announce`: the file for this process's `Announcement`, written once the metrics server listens. It goes with a process that was told to
+    end; that of one that was killed or failed stays, so that monitoring reports it as missing. `start`: see `RoleProcess`. On the main
     thread the first SIGTERM or SIGINT sets `stop`; the second one, or the end of [run] drain_s, ends the process.
     """
+
+    def exit_now(code: int) -> None:
+        if announce is not None:
+            announce.unlink(missing_ok=True)
+        os._exit(code)
+
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
@@ -123,7 +130,8 @@ def open_role(
         ready=ready,
         notices=notices.current,
     )
-    with open_tracer(settings, role, full_name) as tracer, drain_on_signals(stop.set, limit_s=settings.run.drain_s), server:
+    draining = drain_on_signals(stop.set, limit_s=settings.run.drain_s, exit_now=exit_now)
+    with open_tracer(settings, role, full_name) as tracer, draining, server:
         logger.info("%s: metrics at %s/metrics", full_name, server.url)
         if announce is not None:
             target = server.url.removeprefix("http://")
@@ -141,6 +149,5 @@ def open_role(
             start=start,
             notices=notices,
         )
-        # The file of a process that was killed or failed stays, so that monitoring reports it as missing.
         if announce is not None:
             announce.unlink(missing_ok=True)

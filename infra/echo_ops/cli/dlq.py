@@ -109,7 +109,10 @@ def list_letters(
     if not groups:
         out.print(f"No {'such ' if topics or wanted or since or until else ''}dead letters in {bus.namespace.name}.")
         return
-    table = Table("topic", "reason", "waiting", "handled", "last done", "oldest", "newest", "the newest says", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for title in ("topic", "reason", "waiting", "handled", "last done", "oldest", "newest", "the newest says"):
+        # What the other commands are given is never cut.
+        table.add_column(title, no_wrap=title in {"topic", "reason", "waiting"})
     for (name, why), group in sorted(groups.items(), key=lambda item: (-item[1].waiting, item[0])):
         handled = (f"{group.waiting:,}", f"{group.handled:,}", harmless(group.last_done))
         table.add_row(name, why, *handled, shown_time(group.oldest_ms), shown_time(group.newest_ms), _cut(group.example))

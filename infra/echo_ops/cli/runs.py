@@ -18,6 +18,7 @@ from echo_ops.cli.past import run_named
 from echo_ops.orders import give_order
 from echo_ops.runs.deletion import Remains, find_remains, remove
 from echo_ops.runs.listing import RunLine, RunStatus, find_run, read_runs
+from echo_runtime.announcement import forget_gone
 from echo_runtime.logins import ADMIN
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import ANALYSIS, require_libraries
@@ -101,8 +102,11 @@ def stop(name: RunId, config: Config = None) -> None:
 
 
 def _order(config: Path | None, name: str, state: RunState) -> None:
-    _, bus = _reach(config)
+    settings, bus = _reach(config)
     line = find_run(read_runs(bus), name, bus.namespace.name)
+    if state is RunState.STOPPING and settings.run.name == name:
+        for process in forget_gone(Path(settings.checkpoint.folder) / "processes"):
+            out.print(f"{process} had ended without a farewell: its file is removed, so that no alert waits for it.", markup=False)
     if ordered_state(line.order) is state:
         out.print(f"{name} has that order already: it is {line.status.value}.", markup=False)
         return

@@ -91,8 +91,9 @@ class Preparing:
                 return _stop(letter, f"Its key is {_shown(key)}, the record's own is {_shown(own)}.")
             key = own
         headers = full.headers
-        if (key, value) != (full.key, full.value):
-            # The writer's signature covers the old bytes. The redrive signs the mended ones.
+        was_unsigned = all(name != SIGNATURE for name, _ in headers)
+        if (key, value) != (full.key, full.value) or (self.mend is not None and was_unsigned):
+            # The writer's signature covers the old bytes. The redrive signs the mended ones, and those that a mend returns as they were.
             headers = tuple(header for header in headers if header[0] != SIGNATURE)
             if self.wire.signer is not None and topic.author is not None:
                 headers += tuple(self.wire.signer.sign(self.wire.namespace.topic(topic), [(key, value)]))

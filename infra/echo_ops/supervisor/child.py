@@ -200,9 +200,11 @@ class Crew:
         return [child.plan for child in late]
 
     def kill(self) -> None:
-        """End everything at once."""
+        """End everything at once. Only who had ended before is announced still, and so missing."""
         for child in self.children:
-            child.kill()
+            if child.poll() is None:
+                child.kill()
+                child.plan.announce.unlink(missing_ok=True)
 
 
 def _last_words(log: Path, start: int) -> list[str]:

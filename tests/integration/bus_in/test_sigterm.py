@@ -59,3 +59,31 @@ def test_sigterm_finishes_what_is_in_flight_and_commits_it(kafka_bootstrap: str,
     deadline = Deadline.after(LEFT_S)
     while admin.describe_consumer_groups([group := namespace.group("worker")])[group].result(WAIT_S).members:
         assert not deadline.expired(), "waited for the group to have no members"
+
+
+_NEVER_DRAINS = """
+import pathlib, sys, time
+from echo_runtime.process import open_role
+from echo_settings import Settings
+settings = Settings.model_validate({"kafka": {"bootstrap": "127.0.0.1:9"}, "run": {"drain_s": 0.1}})
+with open_role(settings, "feeder", announce=pathlib.Path(sys.argv[1])):
+    print("up", flush=True)
+    time.sleep(60)
+    time.sleep(60)
+"""
+
+
+def test_nobody_looks_for_a_process_that_was_told_to_end_whose_drain_was_cut_short(tmp_path: Path) -> None:
+    announcement = tmp_path / "feeder.json"
+    process = subprocess.Popen([sys.executable, "-c", _NEVER_DRAINS, str(announcement)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        assert announcement.exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(WAIT_S) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+        process.stdout.close()  # type: ignore[union-attr]  # a pipe was asked for
+    assert not announcement.exists()

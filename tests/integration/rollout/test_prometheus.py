@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from echo_ops.monitoring.rendering import render
+from echo_runtime.announcement import forget_gone
 from echo_schemas.topics import REQUESTS
 from tests.integration.rollout.conftest import Fleet, await_in
 from tests.unit.rollout.swarm import WAIT_S
@@ -38,8 +39,9 @@ class Prometheus:
         configuration["global"] = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
         rules = yaml.safe_load((folder / "alerts.yaml").read_text())
-        for rule in (rule for group in rules["groups"] for rule in group["rules"] if "for" in rule):
-            rule["for"] = "1s"
+        for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+            rule["expr"] = rule["expr"].replace("offset 1m", "offset 2s")
+            rule |= {"for": "1s"} if "for" in rule else {}
         (folder / "alerts.yaml").write_text(yaml.safe_dump(rules))
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self._address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -86,6 +88,13 @@ def test_a_run_is_found_and_alerts_fire_by_their_causes_until_they_are_mended(fl
     (letter,) = await_in(fleet, lambda: prometheus.firing("EchoDeadLetters"), "the alert of a dead letter")
     assert letter["reason"] == "bad_magic"
 
+    # A snapshot that is not what its manifest says.
+    assert not prometheus.firing("EchoWeightsNotInstalled")
+    fleet.publish_version(1, promise="0" * 64)
+    (refusing,) = await_in(fleet, lambda: prometheus.firing("EchoWeightsNotInstalled"), "the alert of weights that are not installed")
+    assert refusing["process"] == "worker.w1"
+    fleet.publish_version(2)
+
     def is_gone() -> bool:
         # Another one may be slow to answer on a busy machine.
         return "worker.w1" in {labels["process"] for labels in prometheus.firing("EchoProcessGone")}
@@ -97,7 +106,7 @@ def test_a_run_is_found_and_alerts_fire_by_their_causes_until_they_are_mended(fl
     await_in(fleet, lambda: not is_gone(), "the end of the alert once the worker is back")
     fleet.kill("w1")
     await_in(fleet, is_gone, "the second alert")
-    fleet.announcement("w1").unlink()
+    assert forget_gone(fleet.folder / "processes") == ["worker.w1"]
     await_in(fleet, lambda: not is_gone(), "the end of the alert once its file is gone")
 
     fleet.launch("feeder", "f2")

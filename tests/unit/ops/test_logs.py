@@ -79,6 +79,11 @@ def test_one_record_is_one_line_whatever_it_holds(lines: Lines) -> None:
     assert failed["exception"].splitlines()[-2:] == ["ValueError: broken", "here"]
 
 
+def test_libraries_are_told_to_print_nothing_between_the_lines(lines: Lines) -> None:
+    """vLLM its own log, transformers the progress bars of tqdm."""
+    assert (os.environ["VLLM_CONFIGURE_LOGGING"], os.environ["TQDM_DISABLE"]) == ("0", "1")
+
+
 def test_a_record_whose_arguments_do_not_fit_is_said_as_it_is() -> None:
     record = logging.makeLogRecord({"msg": "no %d", "args": ("number",)})
     assert json.loads(JsonFormatter({}).format(record))["message"] == "no %d ('number',)"

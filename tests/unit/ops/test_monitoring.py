@@ -28,7 +28,10 @@ from echo_streams.metrics import CoordinatorMetrics, StreamsMetrics
 
 ROOT = Path(__file__).parents[3]
 TARGET_LABELS = {"namespace", "run", "role", "process"}
-ALERTS = [rule for group in yaml.safe_load(alert_rules())["groups"] for rule in group["rules"]]
+RECORDED_LABELS = {"counter"}
+RULES = [rule for group in yaml.safe_load(alert_rules())["groups"] for rule in group["rules"]]
+ALERTS = [rule for rule in RULES if "alert" in rule]
+RECORDED = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
 EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in ALERTS} | {
     f"{dashboard.name}: {panel.title}: {legend}": expression
     for dashboard in DASHBOARDS
@@ -38,7 +41,7 @@ EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in ALERTS} | {
 }
 WORDS = {
     "by", "on", "and", "or", "unless", "without", "ignoring", "group_left", "sum", "count", "rate", "avg_over_time", "max", "increase",
-    "changes", "deriv", "histogram_quantile", "offset",
+    "changes", "deriv", "histogram_quantile", "max_over_time", "min_over_time", "offset", "round",
 }  # fmt: skip
 
 
@@ -85,9 +88,17 @@ def test_an_expression_names_metrics_and_labels_that_there_are(where: str) -> No
         label for listed in re.findall(r"(?:by|on|ignoring|group_left) \(([^)]*)\)", expression) for label in listed.split(", ") if label
     }
     selected = {label for inside in re.findall(r"\{([^}]*)\}", expression) for label in re.findall(r"(\w+)\s*(?:=~|!=|=)", inside)}
-    assert grouped | selected <= labels
-    names = set(re.findall(r"\b([a-z_]+)\b", re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|on|ignoring|group_left) \([^)]*\)", "", expression)))
+    assert grouped | (selected - RECORDED_LABELS) <= labels
+    recorded = "|".join(sorted(RECORDED, key=len, reverse=True))
+    others = rf"\b(?:{recorded})\b|\{{[^}}]*\}}|\[[^]]*\]|\b(?:by|on|ignoring|group_left) \([^)]*\)"
+    names = set(re.findall(r"\b([a-z_]+)\b", re.sub(others, "", expression)))
     assert names - used <= WORDS
+
+
+def test_what_is_counted_from_zero_is_what_alerts_ask_for() -> None:
+    counted = {name for rule in ALERTS for name in re.findall(r'counter="(\w+)"', rule["expr"])}
+    assert metrics_of(RECORDED["echo:count"]) == counted <= set(KNOWN)
+    assert all(("counter=" in rule["expr"]) is ("echo:count:from_zero" in rule["expr"]) for rule in ALERTS)
 
 
 @pytest.mark.parametrize("where", EXPRESSIONS)
@@ -124,7 +135,7 @@ def test_labels_in_a_sentence_are_those_that_the_expression_keeps() -> None:
         named = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
         labels = TARGET_LABELS.union(*(KNOWN[name] for name in metrics_of(rule["expr"])))
         assert named <= labels, rule["alert"]
-        by = re.match(r"\s*sum by \(([^)]*)\)", rule["expr"])
+        by = re.match(r"\s*(?:round\()?sum by \(([^)]*)\)", rule["expr"])
         if by is not None:
             assert named <= set(by.group(1).split(", ")), rule["alert"]
 
@@ -134,7 +145,7 @@ def test_files_are_written_that_prometheus_and_grafana_load(tmp_path: Path) -> N
     names = {str(path.relative_to(tmp_path / "out")) for path in written}
     assert {"alerts.yaml", "prometheus.yml", "grafana/dashboards/run.json"} < names
     rules = yaml.safe_load((tmp_path / "out" / "alerts.yaml").read_text())
-    assert rules["groups"][0]["rules"][0]["annotations"]["runbook_url"] == "http://wiki.example/pages/EchoNoProgress.md"
+    assert rules["groups"][1]["rules"][0]["annotations"]["runbook_url"] == "http://wiki.example/pages/EchoNoProgress.md"
     scrape = yaml.safe_load((tmp_path / "out" / "prometheus.yml").read_text())
     assert scrape["scrape_configs"][0]["file_sd_configs"][0]["files"] == [
         str(tmp_path / run / "processes" / "*.json") for run in ("a", "b")
@@ -166,5 +177,6 @@ def test_a_runbook_names_settings_and_commands_that_there_are(page: Path) -> Non
     text = " ".join(page.read_text(encoding="utf-8").split())
     named = set(re.findall(r"`\[(\w+)\] (\w+)", text))
     assert named <= settings
+    assert set(re.findall(r"`\[(\w+)\]", text)) <= {section for section, _ in settings}
     commands = vars(typer.main.get_command(app))["commands"]
     assert set(re.findall(r"`echoswarm ([\w-]+)", text)) <= set(commands)

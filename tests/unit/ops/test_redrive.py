@@ -406,6 +406,7 @@ def test_letters_of_one_reason_are_found_among_the_others(log: Log, monkeypatch:
     def said(*words: str) -> str:
         return CliRunner().invoke(app, ["dlq", *words]).output
 
+    assert "trajectories  unknown_schema  2" in said("list"), "the reason is typed again, so it is not cut"
     heaps = json.loads(said("list", "--reason", "malformed", "--json"))
     assert [(heap["topic"], heap["reason"], heap["waiting"]) for heap in heaps] == [("trajectories", "malformed", 1)]
     assert "No such dead letters" in said("list", "--reason", "oversized")
@@ -476,3 +477,15 @@ def test_a_signature_comes_back_with_its_record_and_who_mends_one_signs_it_anew(
         Redrive(log.bus, backlog, by="me", mend=lambda letter: replace(record, completion="mended")).run(iter(letters[1:]))
     keys = [dict(raw.headers() or ())[SIGNATURE].split(b";")[1].decode() for raw in log.redriven()]
     assert keys == [worker.key_id, mender.key_id]
+
+
+def test_what_a_worker_did_not_sign_is_signed_by_who_says_that_it_is_right(log: Log) -> None:
+    """A worker without a key on its machine, and a mend that returns its records as they are."""
+    mender = Ed25519PrivateKey.generate()
+    known = TrustedKey(id=Signer(mender).key_id, public=mender.public_key(), role="redrive", names=("*",))
+    log.bus = replace(log.bus, signer=Signer(mender), verifier=Verifier(lambda: {known.id: known}))
+    log.die(trajectory(seq=3), InvalidReason.BAD_SIGNATURE)
+    assert log.run() == {}, "it would come straight back"
+    assert log.run(lambda letter: letter.value) == {Handling.WRITE: 1}
+    (raw,) = log.redriven()
+    assert dict(raw.headers() or ())[SIGNATURE].split(b";")[1].decode() == known.id

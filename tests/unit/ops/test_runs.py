@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 from echo_ops.cli.main import app
 from echo_ops.runs.deletion import Remains
 from echo_ops.runs.listing import RunStatus, find_run, line_of
+from echo_runtime.announcement import Announcement
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Control, Progress, Run, RunControl, RunState
@@ -90,6 +92,27 @@ def test_an_order_to_a_run_without_a_learner_says_so(
     assert "No learner of it runs now" in said
     assert says in said
     assert len(given) == 1
+
+
+def test_a_run_that_is_told_to_stop_is_not_looked_for_any_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its processes that are alive are: they say farewell by themselves."""
+    with socket.create_server(("127.0.0.1", 0)) as alive, socket.create_server(("127.0.0.1", 0)) as other:
+        addresses = {"learner": alive.getsockname()[1], "feeder": other.getsockname()[1]}
+        other.close()
+        for role, port in addresses.items():
+            made = Announcement(target=f"127.0.0.1:{port}", namespace="echo.a", run=RUN.run_id, role=role, process=role, pid=7)
+            made.write(tmp_path / "processes" / f"{role}.json")
+        (tmp_path / "processes" / "half.json").write_text("[")
+        monkeypatch.setattr("echo_ops.cli.runs.reach_bus", lambda *_, **__: SimpleNamespace(namespace=Namespace("echo.a")))
+        monkeypatch.setattr("echo_ops.cli.runs.read_runs", lambda bus: [line_of(run(), spoke(60_000), told(RunState.STOPPING), NOW_MS)])
+        monkeypatch.setenv("ECHO_CHECKPOINT__FOLDER", str(tmp_path))
+        monkeypatch.setenv("ECHO_RUN__NAME", "another")
+        other_run = CliRunner().invoke(app, ["runs", "stop", RUN.run_id]).output
+        monkeypatch.setenv("ECHO_RUN__NAME", RUN.run_id)
+        said = CliRunner().invoke(app, ["runs", "stop", RUN.run_id]).output
+    assert "farewell" not in other_run
+    assert "feeder had ended without a farewell" in said
+    assert sorted(path.stem for path in (tmp_path / "processes").iterdir()) == ["half", "learner"]
 
 
 def test_a_removal_says_what_becomes_of_the_logins_and_asks_for_the_runs_own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -103,7 +103,13 @@ class Scene:
     def _plan(self, role: Role, name: str) -> ChildPlan:
         log = self._tmp_path / f"{name}.log"
         log.write_text("".join(f"line {number}\n" for number in range(40)))
-        return ChildPlan(role=role, name=name, command=(), environ={}, cores=(), log=log, announce=self._tmp_path / f"{name}.json")
+        announce = self._tmp_path / f"{name}.json"
+        announce.touch()
+        return ChildPlan(role=role, name=name, command=(), environ={}, cores=(), log=log, announce=announce)
+
+    def announced(self) -> list[str]:
+        """Whom monitoring looks for."""
+        return sorted(path.stem for path in self._tmp_path.glob("*.json"))
 
     def ends(self, name: str, code: int) -> Callable[[], None]:
         def end() -> None:
@@ -144,6 +150,7 @@ def test_a_second_interrupt_ends_everything_at_once(tmp_path: Path) -> None:
     assert scene.run() is RunEnd.INTERRUPTED
     assert "kill worker-0" in scene.story
     assert scene.said == ["Draining"], "it waited for the drain"
+    assert "worker-0" not in scene.announced()
     assert scene.story[-1] == "kafka down"
 
 
@@ -257,6 +264,7 @@ def test_a_role_that_dies_ends_the_run_with_its_last_words(
     assert str(tmp_path / f"{name}.log") in raised.value.hint
     assert ("Somebody sent it" in raised.value.hint) == (code == -signal.SIGKILL)
     assert all(child.code is not None for child in scene.children.values())
+    assert scene.announced() == [name], "the others were ended, and nobody shall be called for them"
     assert scene.story[-2:] == ["conclude", "kafka down"]
 
 
