@@ -28,7 +28,7 @@ def test_memory_files_threads_and_series_of_a_process_and_its_children(tmp_path:
     thread = threading.Thread(target=done.wait)
     with MetricsServer(registry) as server, ExitStack() as stack:
         before = held_by(os.getpid(), server.url)
-        assert before.series == {'held{what="one"}'}
+        assert before.series == frozenset({'held{what="one"}'})
         gauge.labels("two")
         for number in range(10):
             stack.enter_context((tmp_path / str(number)).open("w"))
@@ -40,7 +40,7 @@ def test_memory_files_threads_and_series_of_a_process_and_its_children(tmp_path:
         assert child.stdout.readline() == b"ready\n"
         after = held_by(os.getpid(), server.url)
     thread.join()
-    assert after.series == {'held{what="one"}', 'held{what="two"}'}
+    assert after.series == frozenset({'held{what="one"}', 'held{what="two"}'})
     # Ours, our ends of two pipes, and the child's own three.
     assert after.files - before.files >= 10 + 2 + 3
     assert after.threads - before.threads >= 2
