@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import regex
 
 from echo_schemas.columns import TOKEN_BYTES, pack_tokens
 from echo_schemas.errors import UserError
@@ -13,6 +14,8 @@ from echo_schemas.records import Trajectory
 
 # Token ids are int32.
 _MOST_TOKEN = (1 << 31) - 1
+# An expression can take for ever on one text, and nothing else in the process goes on meanwhile.
+_MOST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +34,29 @@ class TextMatcher:
     def __init__(self, pattern: str, *, ignore_case: bool = False, within: Sequence[str] = ("prompt", "completion")) -> None:
         """Raises UserError for a broken expression."""
         try:
-            self._pattern = re.compile(pattern, re.IGNORECASE if ignore_case else 0)
-        except re.error as exc:
+            self._pattern = regex.compile(pattern, regex.IGNORECASE if ignore_case else 0)
+        except regex.error as exc:
             at = "" if exc.pos is None else f" at character {exc.pos + 1}"
             raise UserError(
                 f"The regular expression {pattern!r} is broken{at}: {exc.msg}.",
                 hint="Put a backslash before ( [ { . * + ? to search for one.",
             ) from exc
+        except RecursionError:
+            raise UserError("The regular expression is nested too deeply.", hint="Write it with fewer brackets.") from None
         self._within = tuple(within)
 
     def find(self, trajectory: Trajectory) -> Hit | None:
-        """The first place, prompt before completion."""
+        """The first place, prompt before completion. Raises UserError if the expression takes too long."""
         for name in self._within:
             text = trajectory.prompt if name == "prompt" else trajectory.completion
-            if (match := self._pattern.search(text)) is not None:
+            try:
+                match = self._pattern.search(text, timeout=_MOST_S)
+            except TimeoutError:
+                raise UserError(
+                    f"The regular expression {self._pattern.pattern!r} took longer than {_MOST_S:g} s on one text.",
+                    hint="Write it without repetitions of what repeats: a+ in place of (a+)+ or (a|aa)+.",
+                ) from None
+            if match is not None:
                 return Hit(name, text, match.start(), match.end())
         return None
 

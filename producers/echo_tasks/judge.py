@@ -31,7 +31,7 @@ from typing import Any
 import httpx
 
 from echo_schemas.errors import UserError
-from echo_tasks.rewards import RewardFunction, RewardKind, RewardResult, ScoredSample
+from echo_tasks.rewards import CACHED, COST, RewardFunction, RewardKind, RewardResult, ScoredSample
 
 CACHE = Path("judge-cache.sqlite")
 """In the folder that the reward runs in."""
@@ -132,7 +132,7 @@ class LlmJudge:
         # The cost of a reply for several samples is counted once.
         is_paid = known is None and reply.claim()
         cost = (reply.tokens_in * self._options.price_in + reply.tokens_out * self._options.price_out) / _PER_MILLION
-        return RewardResult(value=value, components={"cost_usd": cost if is_paid else 0.0, "cached": float(not is_paid)})
+        return RewardResult(value=value, components={COST: cost if is_paid else 0.0, CACHED: float(known is not None)})
 
     async def close(self) -> None:
         if self._client is not None:

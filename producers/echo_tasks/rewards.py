@@ -21,6 +21,9 @@ import numpy.typing as npt
 from echo_schemas.entry import parse_entry
 from echo_schemas.records import FinishReason, Trajectory
 
+COST, CACHED = "cost_usd", "cached"
+"""Components in which a function reports the cost of a sample, in US dollars, and (1) that a cache answered it, at no cost."""
+
 
 class RewardKind(StrEnum):
     """How a function is called: with one sample, awaited with one sample, or with a list of them."""

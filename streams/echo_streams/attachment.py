@@ -21,10 +21,12 @@ RUN_OVER_S = 120.0
 _LOOK_EVERY_S = 2.0
 
 
-def end_when_detached(orders: CompactedView[Control], key: str, stop: StopSignal) -> None:
-    """Set `stop` when a new order under `key` detaches the application. Orders from before this call are ignored."""
+def end_when_detached(orders: CompactedView[Control], key: str, stop: StopSignal, born_ms: int) -> None:
+    """Set `stop` when an order under `key` detaches the application. An order from before `born_ms`, when this process was started (Unix),
+    was for an earlier process and is ignored; one that came while this process imported is not.
+    """
     known = orders.get(key)
-    epoch = -1 if known is None else known.epoch
+    epoch = -1 if known is None or known.time_ms >= born_ms else known.epoch
 
     def hear(changed: str, order: Control | None) -> None:
         if changed != key or order is None or order.attachment is None or order.epoch <= epoch:
@@ -34,6 +36,7 @@ def end_when_detached(orders: CompactedView[Control], key: str, stop: StopSignal
             stop.set()
 
     orders.on_change(hear)
+    hear(key, orders.get(key))
 
 
 class RunEnd:

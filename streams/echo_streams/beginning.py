@@ -54,7 +54,8 @@ def parse_beginning(text: str) -> Beginning:
             f"{text!r} is no place to begin at.", hint="Write now, beginning, version:120, or a time such as 2026-11-20T10:00 (UTC)."
         ) from None
     moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return Beginning(since=Since.TIME, time_ms=round(moment.timestamp() * 1000))
+    # Brokers refuse times before 1970.
+    return Beginning(since=Since.TIME, time_ms=max(0, round(moment.timestamp() * 1000)))
 
 
 def offsets_of(bus: Bus, beginning: Beginning) -> dict[int, int]:

@@ -28,7 +28,7 @@ from typing import Any
 from echo_runtime.notices import Notices
 from echo_schemas.errors import UserError
 from echo_streams.metrics import StreamsMetrics
-from echo_streams.values import BadValue, Score, score_of, scores_of
+from echo_streams.values import BadValue, Score, end_fork, score_of, scores_of
 from echo_tasks.rewards import RewardFunction, RewardKind, ScoredSample
 
 logger = logging.getLogger(__name__)
@@ -100,16 +100,16 @@ class ScoringPool:
         timeout_s: float,
         before: Callable[[], object] = lambda: None,
     ) -> list[Score] | Failure:
-        """The scores of one sample, or of a list for a batch function. Waiting for a free process does not count against the limit.
+        """The scores of one sample, or of a list for a batch function. Waiting for a process does not count against the limit.
 
-        `before()` is called once a process is free, and may raise. Raises CallTimedOut or ProcessDied.
+        `before()` is called once a process is ready, and may raise. Raises CallTimedOut or ProcessDied.
         """
         process = await self._turns.take(function.origin)
         started_s = time.monotonic()
         try:
-            before()
             if not process.is_running:
                 await process.start()
+            before()
             try:
                 async with asyncio.timeout(timeout_s):
                     return await process.run(function, given)
@@ -210,7 +210,7 @@ class _Process:
         executor, self._executor = self._executor, None
         if self._pid:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                os.killpg(self._pid, signal.SIGKILL)
         executor.shutdown(wait=False, cancel_futures=True)
 
 
@@ -220,7 +220,9 @@ _functions: dict[str, RewardFunction] = {}
 
 
 def begin_process(memory_mb: int) -> None:
-    """Prepare this process for users' functions: it ends with its parent, and its output and memory are limited."""
+    """Prepare this process for users' functions: it ends with its parent, and with it what functions have forked; its output and memory are
+    limited."""
+    os.setpgid(0, 0)
     _end_with_parent()
     _limit_output()
     if memory_mb:
@@ -275,7 +277,7 @@ def _end_with_parent() -> None:
 
     def watch() -> None:
         wait([parent.sentinel])
-        os._exit(1)
+        os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
@@ -295,7 +297,7 @@ def _load(origins: Sequence[str]) -> str:
 
 
 def _run(origin: str, kind: RewardKind, given: Any) -> list[Score] | Failure:
-    function = _functions[origin]
+    function, pid = _functions[origin], os.getpid()
     try:
         if kind is RewardKind.BATCH:
             return scores_of(function.call(given), len(given))
@@ -304,6 +306,8 @@ def _run(origin: str, kind: RewardKind, given: Any) -> list[Score] | Failure:
         return Failure(str(exc), again=False)
     except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record has the error
         return Failure(described(exc))
+    finally:
+        end_fork(pid)
 
 
 def described(exc: BaseException) -> str:
@@ -312,6 +316,8 @@ def described(exc: BaseException) -> str:
         message = str(exc)
     except Exception:  # a user's exception may raise in __str__
         message = "it has no message"
+    if isinstance(exc, MemoryError) and not message:
+        message = "it needs more memory than there is, or than [scoring] memory_mb allows."
     text = f"{type(exc).__name__}: {message}"[: MAX_ERROR_LENGTH + 1].encode(errors="replace").decode()
     return text if len(text) <= MAX_ERROR_LENGTH else f"{text[:MAX_ERROR_LENGTH]}…"
 

@@ -70,7 +70,7 @@ def run_reward(
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
         if not is_own:
-            end_when_detached(orders, attachment_key(process.settings.run.name, name), process.stop)
+            end_when_detached(orders, attachment_key(process.settings.run.name, name), process.stop, _born_ms(process))
         application_run = ApplicationRun(
             process=process,
             name=name,
@@ -83,6 +83,12 @@ def run_reward(
             num_partitions=num_partitions,
         )
         runner.run(application_run.serve())
+
+
+def _born_ms(process: RoleProcess) -> int:
+    """When this process was started, Unix ms; now, where the system does not say."""
+    born_s = process.registry.get_sample_value("process_start_time_seconds")
+    return process.clock.time_ms() if born_s is None else int(born_s * 1000)
 
 
 def all_rewards(settings: Settings) -> tuple[str, ...]:

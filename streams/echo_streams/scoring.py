@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from echo_streams.circuit_breaker import CircuitBreaker, NotCalled
 from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import CallTimedOut, Failure, ProcessDied, ScoringPool, described
-from echo_streams.values import BadValue, Score, score_of, scores_of
+from echo_streams.values import BadValue, Score, end_fork, score_of, scores_of
 from echo_tasks.rewards import RewardFunction, RewardKind, ScoredSample, sample_of
 
 
@@ -96,7 +97,8 @@ class Judgement:
         )
 
 
-_Call = Callable[[], Awaitable[list[Score] | Failure]]
+_Call = Callable[[Callable[[], object]], Awaitable[list[Score] | Failure]]
+"""Calls what it is given once a slot or a process is free."""
 HandOn = Callable[[list[Reward]], Awaitable[object]]
 """Takes one function's rewards for a batch."""
 
@@ -133,6 +135,7 @@ class Scorer:
         self._metrics = metrics
         self._clock = clock
         self._pool = pool
+        self._pid = os.getpid()
         self._notices = notices or Notices(clock)
         self._slots = {entry.name: asyncio.Semaphore(limits.concurrency) for entry in attached}
         self._breakers = {entry.name: CircuitBreaker(clock) for entry in attached}
@@ -260,6 +263,8 @@ class Scorer:
             except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record has the error
                 error = described(exc)
                 continue
+            finally:
+                end_fork(self._pid)
             seconds = time.perf_counter() - started_s
             self._seconds[entry.name].observe(seconds)
             return Judgement(outcome=RewardOutcome.SCORED, value=score.value, components=score.components, seconds=seconds)
@@ -267,32 +272,33 @@ class Scorer:
 
     async def _judge_one(self, entry: Attached, sample: ScoredSample, too_old: Callable[[], str] = never) -> Judgement:
         """An asynchronous function, or a synchronous one in a process of its own."""
-        function, limit_s, gate = entry.function, self._limit_s(entry), self._gate(entry, too_old)
+        function, limit_s = entry.function, self._limit_s(entry)
         if function.kind is RewardKind.ASYNC:
-            return (await self._attempt(entry, 1, lambda: self._await(entry, sample, 0, limit_s, gate)))[0]
+            return (await self._attempt(entry, 1, lambda begin: self._await(entry, sample, 0, limit_s, begin), too_old))[0]
         pool = self._pool
         assert pool is not None, "inline functions are judged elsewhere"
-        return (await self._attempt(entry, 1, lambda: pool.call(function, sample, limit_s, gate)))[0]
+        return (await self._attempt(entry, 1, lambda begin: pool.call(function, sample, limit_s, begin), too_old))[0]
 
     async def _judge_batch(self, entry: Attached, samples: list[ScoredSample]) -> list[Judgement]:
         function, limit_s, count = entry.function, self._limit_s(entry), len(samples)
         pool = self._pool
         if inspect.iscoroutinefunction(function.call):
-            return await self._attempt(entry, count, lambda: self._await(entry, samples, count, limit_s, self._gate(entry)))
+            return await self._attempt(entry, count, lambda begin: self._await(entry, samples, count, limit_s, begin))
         if pool is not None:
-            return await self._attempt(entry, count, lambda: pool.call(function, samples, limit_s, self._gate(entry)))
+            return await self._attempt(entry, count, lambda begin: pool.call(function, samples, limit_s, begin))
 
-        async def inline() -> list[Score] | Failure:
+        async def inline(begin: Callable[[], object]) -> list[Score] | Failure:
+            begin()
             return scores_of(function.call(samples), count)
 
         return await self._attempt(entry, count, inline)
 
     async def _await(
-        self, entry: Attached, given: ScoredSample | list[ScoredSample], count: int, limit_s: float, gate: Callable[[], object]
+        self, entry: Attached, given: ScoredSample | list[ScoredSample], count: int, limit_s: float, begin: Callable[[], object]
     ) -> list[Score] | Failure:
         """`count` 0: one sample, one value. A TimeoutError of the function itself is an ordinary failure."""
         async with self._slots[entry.name]:
-            gate()
+            begin()
             try:
                 async with asyncio.timeout(limit_s) as limit:
                     returned = await entry.function.call(given)
@@ -308,7 +314,7 @@ class Scorer:
                 return Failure(described(exc))
         return scores_of(returned, count) if count else [score_of(returned)]
 
-    def _gate(self, entry: Attached, too_old: Callable[[], str] = never) -> Callable[[], object]:
+    def _gate(self, entry: Attached, too_old: Callable[[], str]) -> Callable[[], object]:
         """The check before a call. The circuit breaker of a function with `at_timeout`, which expects some calls to hang, is not asked."""
 
         def gate() -> None:
@@ -319,15 +325,22 @@ class Scorer:
 
         return gate
 
-    async def _attempt(self, entry: Attached, count: int, call: _Call) -> list[Judgement]:
-        """Try `call` until it returns `count` scores or the attempts are used up; a failure holds for all samples of the call."""
-        error, breaker = "", self._breakers[entry.name]
+    async def _attempt(self, entry: Attached, count: int, call: _Call, too_old: Callable[[], str] = never) -> list[Judgement]:
+        """Try `call` until it returns `count` scores or the attempts are used up; a failure holds for all samples of the call. The
+        time that it waits for a slot or a process does not count as seconds of the call."""
+        error, seconds, breaker, gate = "", 0.0, self._breakers[entry.name], self._gate(entry, too_old)
+        started_s = time.perf_counter()
+
+        def begin() -> None:
+            nonlocal started_s
+            gate()
+            started_s = time.perf_counter()
+
         for attempt in range(1 + self._limits.retries):
             if attempt:
                 self._metrics.retries.labels(entry.name).inc()
-            started_s = time.perf_counter()
             try:
-                answer = await call()
+                answer = await call(begin)
             except TooOld as exc:
                 return [Judgement(outcome=RewardOutcome.STALE, error=str(exc))] * count
             except NotCalled as exc:
@@ -350,6 +363,8 @@ class Scorer:
                 answer = Failure(str(exc), again=False)
             except (Exception, SystemExit) as exc:  # a user's function may raise anything, and call exit(); the record has the error
                 answer = Failure(described(exc))
+            finally:
+                end_fork(self._pid)
             breaker.answered()
             seconds = (time.perf_counter() - started_s) / count
             if isinstance(answer, Failure):
@@ -361,7 +376,7 @@ class Scorer:
             return [
                 Judgement(outcome=RewardOutcome.SCORED, value=score.value, components=score.components, seconds=seconds) for score in answer
             ]
-        return [Judgement(outcome=RewardOutcome.FAILED, error=error)] * count
+        return [Judgement(outcome=RewardOutcome.FAILED, error=error, seconds=seconds)] * count
 
     def _limit_s(self, entry: Attached) -> float:
         return self._limits.timeout_s if entry.function.timeout_s is None else entry.function.timeout_s

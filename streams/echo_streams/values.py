@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
@@ -65,3 +66,11 @@ def _number(given: Any, what: str) -> float:
     if not math.isfinite(number):
         raise BadValue(f"The {what} is {number}; a reward must be finite.")
     return number
+
+
+def end_fork(pid: int) -> None:
+    """End this process unless it is `pid`, which called a function: that has forked and returned in both, and only one may answer and be
+    called again.
+    """
+    if os.getpid() != pid:
+        os._exit(0)

@@ -2,7 +2,7 @@
 
     in    u32 count, then for each message u32 partition, i64 offset, u32 size; then the messages one behind another
     out   u32 size of what follows, u32 which message of the chunk, u8 outcome, f64 value, f64 seconds, f64 US dollars,
-          u32 size of the error; then the error, and the record to write
+          u8 whether a cache answered, u32 size of the error; then the error, and the record to write
 
 The first answer is for no message: the function is imported (`READY`), or cannot be imported (`BROKEN`, with a sentence).
 
@@ -31,16 +31,15 @@ from echo_streams.intake import Identity
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import begin_process, described
 from echo_streams.scoring import Attached, Judgeable, Judgement, Scorer
+from echo_streams.values import end_fork
 from echo_tasks.catalogue import load_reward
-from echo_tasks.rewards import RewardKind, ScoredSample, sample_of
+from echo_tasks.rewards import CACHED, COST, RewardKind, ScoredSample, sample_of
 
 READY, BROKEN, UNREADABLE = 255, 254, 253
 _OUTCOMES = tuple(RewardOutcome)
 _SIZE = struct.Struct(">I")
 _PLACED = struct.Struct(">IqI")
-_ANSWER = struct.Struct(">IBdddI")
-COST = "cost_usd"
-"""The component in which a function reports the cost of a sample, in US dollars."""
+_ANSWER = struct.Struct(">IBddd?I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +61,7 @@ class Answer:
     value: float | None = None
     seconds: float = 0.0
     cost_usd: float = 0.0
+    is_cached: bool = False
     error: str | None = None
     record: bytes | None = None
 
@@ -81,7 +81,7 @@ def unpack_answers(data: bytearray) -> list[tuple[int, Answer]]:
         end = at + _SIZE.size + size
         if len(data) < end:
             break
-        index, code, value, seconds, cost_usd, num_error = _ANSWER.unpack_from(data, at + _SIZE.size)
+        index, code, value, seconds, cost_usd, is_cached, num_error = _ANSWER.unpack_from(data, at + _SIZE.size)
         behind = at + _SIZE.size + _ANSWER.size
         outcome = _OUTCOMES[code] if code < len(_OUTCOMES) else None
         answer = Answer(
@@ -90,6 +90,7 @@ def unpack_answers(data: bytearray) -> list[tuple[int, Answer]]:
             value=value if outcome is RewardOutcome.SCORED else None,
             seconds=seconds,
             cost_usd=cost_usd,
+            is_cached=is_cached,
             error=data[behind : behind + num_error].decode() or None,
             record=bytes(data[behind + num_error : end]) or None,
         )
@@ -101,8 +102,6 @@ def unpack_answers(data: bytearray) -> list[tuple[int, Answer]]:
 
 def serve(task: ScoringTask, incoming: Connection, outgoing: Connection) -> None:
     """The main function of a scoring process."""
-    # A process group of its own, so that a kill also ends the processes that a function forks.
-    os.setpgid(0, 0)
     begin_process(task.settings.scoring.memory_mb)
     out = Answers(functools.partial(os.write, outgoing.fileno()))
     try:
@@ -141,6 +140,7 @@ class Answers:
             value=judgement.value or 0.0,
             seconds=judgement.seconds,
             cost_usd=judgement.components.get(COST, 0.0),
+            is_cached=judgement.components.get(CACHED, 0.0) > 0.0,
             error=judgement.error or "",
             record=record,
         )
@@ -153,14 +153,13 @@ class Answers:
         value: float = 0.0,
         seconds: float = 0.0,
         cost_usd: float = 0.0,
+        is_cached: bool = False,
         error: str = "",
         record: bytes = b"",
     ) -> None:
-        if os.getpid() != self._pid:
-            # A function has forked and returned in both processes; only the original one may answer.
-            os._exit(0)
+        end_fork(self._pid)
         said = error.encode()
-        head = _ANSWER.pack(index, code, value, seconds, cost_usd, len(said))
+        head = _ANSWER.pack(index, code, value, seconds, cost_usd, is_cached, len(said))
         data = b"".join((_SIZE.pack(len(head) + len(said) + len(record)), head, said, record))
         while data:
             data = data[self._write(data) :]

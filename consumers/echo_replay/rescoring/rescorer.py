@@ -41,9 +41,11 @@ _MOST_ERRORS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """After the first `num` samples: seconds in the function, and their cost (the component `cost_usd`)."""
+    """After the first `num` samples: seconds in the function, their cost (the component `cost_usd`), and how many a judge's cache answered,
+    at no cost."""
 
     num: int
+    num_cached: int
     call_s: float
     cost_usd: float
 
@@ -132,6 +134,7 @@ class _Rescore:
         self.rescored = Rescored(table=ValueTable())
         self.num_answered = 0
         self._call_s = 0.0
+        self._num_cached = 0
         self._first_failed: Answer | None = None
         self._waiting: list[tuple[Item, bytes]] = []
         self._writing: Future[None] | None = None
@@ -161,6 +164,7 @@ class _Rescore:
         for item, answer in judged:
             self.num_answered += 1
             self._call_s += answer.seconds
+            self._num_cached += answer.is_cached
             if answer.outcome is None:
                 self.rescored.num_unreadable += 1
                 continue
@@ -178,7 +182,8 @@ class _Rescore:
         """Whether to go on after the first samples. Raises NoSampleScored if none has got a value."""
         if self._first_failed is not None and not self.rescored.outcomes[RewardOutcome.SCORED]:
             raise NoSampleScored(self.num_answered, self._first_failed)
-        return tried(Estimate(num=self.num_answered, call_s=self._call_s, cost_usd=self.rescored.cost_usd))
+        cost_usd = self.rescored.cost_usd
+        return tried(Estimate(num=self.num_answered, num_cached=self._num_cached, call_s=self._call_s, cost_usd=cost_usd))
 
     def flush(self, *, only_if_due: bool = False) -> None:
         """Start to write the waiting records, once the write under way is done. Raises that write's error."""

@@ -30,6 +30,7 @@ from echo_ops.cli.options import Config, RewardPath
 from echo_ops.cli.output import out
 from echo_ops.cli.reward import attach_order, run_now
 from echo_ops.groups import has_members
+from echo_ops.harmless import harmless
 from echo_ops.rewards.recent import recent_trajectories
 from echo_ops.rewards.trial import Trial, try_reward
 from echo_replay.rescoring import RESCORE, UNREPEATABLE
@@ -102,7 +103,7 @@ def attach(
     if first is None:
         out.print(f"{path} is attached; no trajectory has come within {_FIRST_VALUE_S:g} s that it could score.", markup=False)
     else:
-        said = f"{first.value:.4g}" if first.value is not None else f"{first.outcome.value}: {first.error}"
+        said = f"{first.value:.4g}" if first.value is not None else f"{first.outcome.value}: {harmless(first.error or '')}"
         out.print(f"{path} is attached: its first record after {time.monotonic() - began_s:.1f} s, {said}", markup=False)
     out.print(f"application {application}, process {process.pid}, log {log}; nothing is trained on it", markup=False)
 
@@ -129,9 +130,19 @@ def say_trial(trial: Trial) -> None:
         )
     pace = "" if trial.s_per_sample is None else f", {trial.s_per_sample:.2g} s a sample"
     out.print(f"Tried on {len(trial.rewards)} recent trajectories: {len(trial.values)} values{pace}", markup=False)
+    say_cached(trial.num_cached, len(trial.rewards))
     if trial.failed:
         first = trial.failed[0]
-        out.print(f"  {len(trial.failed)} got none; the first: {first.outcome.value}, {first.error}", style="yellow", markup=False)
+        out.print(
+            f"  {len(trial.failed)} got none; the first: {first.outcome.value}, {harmless(first.error or '')}", style="yellow", markup=False
+        )
+
+
+def say_cached(num_cached: int, num: int) -> None:
+    """Print how many of `num` tried samples a judge's cache answered, if any: others take longer, and cost something."""
+    if num_cached:
+        what = "others take longer, and what they cost is not known" if num_cached == num else "others take longer"
+        out.print(f"  {num_cached} of {num} tried samples were answered by the judge's cache; {what}", style="yellow")
 
 
 def say_beginning(bus: Bus, group: str, beginning: str | None, share: float, trial: Trial) -> str:

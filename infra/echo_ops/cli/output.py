@@ -11,6 +11,8 @@ from enum import IntEnum
 
 from rich.console import Console
 
+from echo_ops.harmless import harmless
+
 _log = logging.getLogger(__name__)
 
 # Without emoji: `version:100:` is a version.
@@ -30,9 +32,9 @@ class ExitCode(IntEnum):
 
 def fail(message: str, hint: str = "", code: int = ExitCode.FAILED) -> None:
     """Print one sentence and its hint, and exit."""
-    err.print(f"[bold red]error:[/] {_escaped(message)}")
+    err.print(f"[bold red]error:[/] {_escaped(harmless(message, keep_lines=True))}")
     if hint:
-        err.print(f"[dim]hint:[/]  {_escaped(hint)}")
+        err.print(f"[dim]hint:[/]  {_escaped(harmless(hint, keep_lines=True))}")
     sys.exit(code)
 
 

@@ -13,12 +13,14 @@ import numpy as np
 import typer
 
 from echo_bus.bus import Bus
+from echo_ops.cli.attach import say_cached
 from echo_ops.cli.compare import lines_of
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config, RewardPath, RunName, in_range
 from echo_ops.cli.output import out, remark
 from echo_ops.cli.past import history_of, nothing_selected, run_named
 from echo_ops.cli.reward import run_now
+from echo_ops.harmless import harmless
 from echo_ops.ranges import RangeOptions, selection_of
 from echo_ops.rewards.comparison import compare_columns
 from echo_ops.rewards.recent import newest_rewards
@@ -98,8 +100,9 @@ def _score(task: ScoringTask, into: str, history: History, selection: Selection,
         remark("missing", history.missing)
         num = history.num_planned
         seconds = num * (estimate.call_s / max(1, estimate.num) / lanes + _AROUND_CALL_S)
-        cost = f" and ${num * estimate.cost_usd / estimate.num:,.2f}" if estimate.cost_usd else ""
+        cost = f" and ${num * estimate.cost_usd / max(1, estimate.num - estimate.num_cached):,.2f}" if estimate.cost_usd else ""
         out.print(f"At most {num:,} trajectories, about {max(1, round(seconds)):,} s{cost}", markup=False)
+        say_cached(estimate.num_cached, estimate.num)
         return not dry_run
 
     records = history.undecoded(selection, answered=order.name)
@@ -136,7 +139,7 @@ def _report(into: str, order: RescoreOrder, done: Rescored, seconds: float, num_
     cost = f", ${done.cost_usd:,.4g}" if done.cost_usd else ""
     out.print(f"{order.name} into {into}: {said} in {seconds:.1f} s{cost}{'; ' if beside else ''}{', '.join(beside)}", markup=False)
     for error, count in done.errors.most_common(_SHOWN):
-        out.print(f"  {count:,} without a value: {error}", style="red", markup=False)
+        out.print(f"  {count:,} without a value: {harmless(error)}", style="red", markup=False)
     new, other, members = done.table.columns()
     both = ~np.isnan(other)
     found = compare_columns(other[both], new[both], members[both], num_a=done.table.num_other, num_b=len(new))

@@ -23,6 +23,7 @@ from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import AsJson, Config, RewardPath
 from echo_ops.cli.output import aligned, out
 from echo_ops.groups import has_members
+from echo_ops.harmless import harmless
 from echo_ops.orders import give_order
 from echo_ops.rewards.recent import recent_trajectories
 from echo_ops.rewards.template import write_template
@@ -279,11 +280,12 @@ def show_trial(path: str, trial: Trial) -> None:
         sample = f"{reward.group_id} [{reward.index}] {by_place[reward.of].trajectory.completion!r}"
         return kind, f"{reward.seconds:.2g}", value, _cut(sample)
 
-    slowest = sorted(trial.rewards, key=lambda each: -each.seconds)[:_SHOWN]
+    scored = [each for each in trial.rewards if each.value is not None]
+    slowest = sorted(scored, key=lambda each: -each.seconds)[:_SHOWN]
     rows = [row("slowest", each) for each in slowest] + [row("failing", each) for each in trial.failed[:_SHOWN]]
     _show_rows([("", "seconds", "value", "sample"), *rows])
     for (outcome, error), count in failed.most_common(_SHOWN):
-        out.print(f"  {count} {outcome}: {error}", style="red", markup=False)
+        out.print(f"  {count} {outcome}: {harmless(error)}", style="red", markup=False)
 
 
 def _show_lines(lines: Sequence[ScorerLine]) -> None:
@@ -305,7 +307,7 @@ def _show_lines(lines: Sequence[ScorerLine]) -> None:
     _show_rows([_HEADS, *rows])
     for line in lines:
         if line.num_failed and line.error:
-            out.print(f"{line.name}: {line.error}", style="yellow", markup=False)
+            out.print(f"{line.name}: {harmless(line.error)}", style="yellow", markup=False)
 
 
 _HEADS = ("reward", "application", "weight", "state", "behind", "mean", "scored", "failed", "stale", "while it does not come")

@@ -32,7 +32,7 @@ _MARKS = ("«", "»")
 
 @in_range
 def search(
-    pattern: Annotated[str | None, typer.Argument(help="A regular expression (Python's), in prompts and answers.")] = None,
+    pattern: Annotated[str | None, typer.Argument(help="A regular expression, in prompts and answers.")] = None,
     config: Config = None,
     run: RunName = "",
     source: Exported = None,
@@ -68,7 +68,7 @@ def search(
             if num_found == limit:
                 break
         remark("missing", history.missing)
-    more = f"; stopped at --limit {limit}" if num_found == limit else ""
+    more = f"; stopped at --limit {limit}" if limit and num_found == limit else ""
     err.print(f"{num_found:,} found in {num_looked_at:,} trajectories of {run_id}{more}", markup=False)
 
 

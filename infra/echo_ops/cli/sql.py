@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -77,11 +78,13 @@ def _ask_the_log(
 def _show(answer: Answer, format_: Format) -> None:
     if format_ == "json":
         for row in answer.rows:
-            sys.stdout.write(json.dumps(dict(zip(answer.columns, row, strict=True)), ensure_ascii=False, default=str) + "\n")
+            values = (None if isinstance(value, float) and not math.isfinite(value) else value for value in row)
+            sys.stdout.write(json.dumps(dict(zip(answer.columns, values, strict=True)), default=str) + "\n")
     elif format_ == "csv":
         writer = csv.writer(sys.stdout)
         writer.writerow(answer.columns)
-        writer.writerows(answer.rows)
+        # A program gets the texts as they are; nothing in them may move a terminal.
+        writer.writerows([harmless(value) if out.is_terminal and isinstance(value, str) else value for value in row] for row in answer.rows)
     elif len(answer.columns) > _MOST_ABREAST:
         for row in answer.rows:
             screen = Screen(box=None, show_header=False, pad_edge=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
 from pathlib import Path
 
 from echo_schemas.errors import UserError
@@ -49,7 +50,7 @@ def write_template(path: str) -> tuple[Path, Path]:
     where, _, name = path.partition(":")
     file = Path(where)
     name = name or "brevity"
-    if file.suffix != ".py" or not file.stem.isidentifier() or not name.isidentifier():
+    if file.suffix != ".py" or not all(each.isidentifier() and not iskeyword(each) for each in (file.stem, name)):
         raise UserError(f"{path!r} names no function in a Python file.", hint="Write for example my_rewards.py:brevity.")
     test = file.with_name(f"test_{file.name}")
     for each in (file, test):

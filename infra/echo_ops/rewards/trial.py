@@ -18,7 +18,7 @@ from echo_streams.batching import MAX_BATCH
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import ScoringPool
 from echo_streams.scoring import Attached, Judgeable, Scorer
-from echo_tasks.rewards import RewardKind
+from echo_tasks.rewards import CACHED, COST, RewardKind
 
 # A function that fails for its first sample gets this many more before the trial ends.
 _MORE = 3
@@ -44,9 +44,14 @@ class Trial:
         return [each.value for each in self.rewards if each.value is not None]
 
     @property
+    def num_cached(self) -> int:
+        """Samples that a judge's cache answered: these took no time and cost nothing."""
+        return sum(each.components.get(CACHED, 0.0) > 0.0 for each in self.rewards)
+
+    @property
     def usd_per_sample(self) -> float:
-        """Mean cost of a sample, if the function reports it (component `cost_usd`)."""
-        return sum(each.components.get("cost_usd", 0.0) for each in self.rewards) / max(1, len(self.rewards))
+        """Mean cost of a sample that no cache answered, if the function reports it."""
+        return sum(each.components.get(COST, 0.0) for each in self.rewards) / max(1, len(self.rewards) - self.num_cached)
 
     @property
     def s_per_sample(self) -> float | None:

@@ -28,7 +28,8 @@ def rewards_page(
     order: RewardControl | None,
     pair: tuple[str, str],
 ) -> Json:
-    """`recent`: the newest rewards; `order`: the newest order about weights; `pair`: the two names to compare, empty: the first two."""
+    """`recent`: the newest rewards; `terms`: of the next step; `order`: of weights for a later one; `pair`: the two names to compare,
+    empty: the first two."""
     by_name: dict[str, list[Reward]] = defaultdict(list)
     for reward in recent:
         if reward.value is not None:

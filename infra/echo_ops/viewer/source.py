@@ -169,7 +169,8 @@ class Source:
             with self._watch_lock:
                 self._watch.hear(recent)
                 lines = self._watch.lines(terms, orders, version)
-        return rewards_page(lines, recent, terms, ordered, pair)
+        pending = ordered if ordered is not None and ordered.from_version > version + 1 else None
+        return rewards_page(lines, recent, terms, pending, pair)
 
     def _rewards_until(self) -> int | None:
         """For an ended run, the time of its newest rewards; later rewards belong to other runs."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -85,6 +86,18 @@ def greedy(sample):
 @reward(name="pid")
 def pid(sample):
     return float(os.getpid())
+
+
+@reward(name="forks")
+def forks(sample):
+    """Returns in two processes."""
+    child = os.fork()
+    if child:
+        with open("children", "a") as file:
+            file.write(f"{child}\\n")
+    if sample.completion == "hang":
+        time.sleep(600)
+    return 1.0 if child else 3.0
 '''
 CHILD = """
 import asyncio, sys
@@ -158,6 +171,39 @@ def test_every_end_of_a_call_has_its_answer_and_the_pool_goes_on(functions: Call
 
     play(run())
     assert [sample(metrics, "echo_streams_pool_restarts_total", reason=reason) for reason in ("hung", "died")] == [1, 1]
+
+
+def test_a_function_that_forks_answers_once_and_leaves_no_process(functions: Callable[[str], RewardFunction]) -> None:
+    forks = functions("forks")
+
+    async def run() -> None:
+        async with open_pool(forks) as pool:
+            for _ in range(3):
+                assert await pool.call(forks, of("1"), WAIT_S) == [Score(1.0)]
+            with pytest.raises(CallTimedOut):
+                await pool.call(forks, of("hang"), 2.0)
+
+    play(run())
+    children, deadline = [int(line) for line in Path("children").read_text(encoding="utf-8").split()], Deadline.after(WAIT_S)
+    assert len(children) == 4
+    while any(map(is_running, children)):
+        assert not deadline.expired(), "waited for the forked processes to end"
+
+
+def test_seconds_are_those_of_the_calls_without_waiting_for_a_process(functions: Callable[[str], RewardFunction]) -> None:
+    mixed = functions("mixed")
+
+    async def run() -> None:
+        async with open_pool(mixed) as pool:
+            limits = ScoringSettings(timeout_s=WAIT_S, retries=0)
+            scorer = Scorer([attached(mixed)], run_id="demo", limits=limits, metrics=StreamsMetrics(), clock=ManualClock(), pool=pool)
+            started_s = time.perf_counter()
+            found = await scorer.score(judgeable(12))
+            # One process does them one after another.
+            assert all(each.seconds > 0 for each in found)
+            assert sum(each.seconds for each in found) <= time.perf_counter() - started_s
+
+    play(run())
 
 
 def test_beside_one_that_hangs_the_others_answer(functions: Callable[[str], RewardFunction]) -> None:

@@ -72,6 +72,7 @@ def refused(*words: str) -> str:
         ("demo --summary .", "file '.' is a directory", "--help"),
         ("audit --json .", "file '.' is a directory", "--help"),
         ("check --config .", "The configuration file . cannot be read: Is a directory.", ""),
+        ("reward new my_rewards.py:class", "'my_rewards.py:class' names no function", "my_rewards.py:brevity"),
         (
             "reward new none/my_rewards.py:brevity",
             "none/my_rewards.py cannot be read or written: No such file or directory.",

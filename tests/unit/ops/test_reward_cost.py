@@ -17,3 +17,16 @@ def test_a_backfill_names_seconds_and_money(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(attach_command, "num_between", lambda _bus, _offsets: 1_000)
     attach_command.say_beginning(None, "group", "version:3", 0.5, trial)  # type: ignore[arg-type]  # the log is replaced above
     assert capsys.readouterr().out == "From version:3: 500 trajectories (50% of 1,000), about 1,000 s of scoring and $5.00\n"
+
+
+def test_answers_of_a_cache_do_not_make_the_others_cheap(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [reward(at(number), components={"cost_usd": 0.02, "cached": 0.0}) for number in range(2)]
+    cached = [reward(at(number), components={"cost_usd": 0.0, "cached": 1.0}) for number in range(2, 8)]
+    trial = Trial(rewards=[*asked, *cached], seconds=1.0, num_timed=7)
+    assert trial.usd_per_sample == 0.02
+    attach_command.say_trial(trial)
+    assert "6 of 8 tried samples were answered by the judge's cache; others take longer\n" in capsys.readouterr().out
+    attach_command.say_trial(Trial(rewards=cached, seconds=1.0, num_timed=5))
+    assert (
+        "6 of 6 tried samples were answered by the judge's cache; others take longer, and what they cost is not" in capsys.readouterr().out
+    )

@@ -142,6 +142,22 @@ def test_search_by_text_and_by_tokens(used: Pipeline, capsys: pytest.CaptureFixt
     assert len(capsys.readouterr().out.splitlines()) == 3
 
 
+def test_a_search_for_all_that_finds_nothing_was_not_stopped(used: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    search("nowhere", limit=0)
+    assert capsys.readouterr().err.strip().endswith("trajectories of demo")
+
+
+def test_an_expression_that_never_ends_is_ended(
+    use: Use, sound: SoundRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    copy = sound.forge(tmp_path)
+    use(copy)
+    copy.write(TRAJECTORIES, copy.sample(40, 0, completion="a" * 60 + "b"))
+    monkeypatch.setattr("echo_replay.searching._MOST_S", 0.05)
+    with pytest.raises(UserError, match=r"took longer than 0\.05 s on one text"):
+        search("(a|aa)+$", within="answer")
+
+
 def test_a_replayed_file_holds_the_bytes_as_they_are(used: Pipeline, tmp_path: Path) -> None:
     file = tmp_path / "some.jsonl"
     replay(str(file), step="2..3")
@@ -250,8 +266,12 @@ def test_a_replay_that_fails_leaves_no_file(used: Pipeline, tmp_path: Path, monk
 
 
 def test_mistakes_of_a_search(used: Pipeline) -> None:
-    with pytest.raises(UserError, match="is broken at character 1"):
+    with pytest.raises(UserError, match="is broken at character 2"):
         search("(")
+    with pytest.raises(UserError, match="is broken at character"):
+        search("a{99999999999}")
+    with pytest.raises(UserError, match="nested too deeply"):
+        search("(" * 2000 + ")" * 2000)
     with pytest.raises(UserError, match="no list of token ids"):
         search(tokens="1,x")
     with pytest.raises(UserError, match="for a text or for tokens"):

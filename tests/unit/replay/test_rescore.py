@@ -251,7 +251,7 @@ def test_answers_come_whole_or_later() -> None:
         return len(part)
 
     out = Answers(write)
-    out.judged(0, Judgement(outcome=RewardOutcome.SCORED, value=2.5, components={"cost_usd": 1.0}, seconds=0.25), b"one")
+    out.judged(0, Judgement(outcome=RewardOutcome.SCORED, value=2.5, components={"cost_usd": 1.0, "cached": 1.0}, seconds=0.25), b"one")
     out.judged(1, Judgement(outcome=RewardOutcome.FAILED, error="ValueError: é"), b"two")
     whole = bytes(data)
     for cut in range(len(whole)):
@@ -259,9 +259,9 @@ def test_answers_come_whole_or_later() -> None:
         before = unpack_answers(part)
         part += whole[cut:]
         answers = [answer for _, answer in before + unpack_answers(part)]
-        assert [(each.index, each.value, each.error, each.cost_usd, each.record) for each in answers] == [
-            (0, 2.5, None, 1.0, b"one"),
-            (1, None, "ValueError: é", 0.0, b"two"),
+        assert [(each.index, each.value, each.error, each.cost_usd, each.is_cached, each.record) for each in answers] == [
+            (0, 2.5, None, 1.0, True, b"one"),
+            (1, None, "ValueError: é", 0.0, False, b"two"),
         ]
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 pytest.importorskip("duckdb", reason="install the extra 'analysis'")
 
+import echo_ops.cli.sql as sql_command
 from echo_replay.export.bounded import folder_of_part, load_part
 from echo_replay.export.exporter import export_run
 from echo_replay.export.manifest import ExportManifest, open_export
-from echo_replay.export.queries import ask
+from echo_replay.export.queries import Answer, ask
 from echo_replay.history import History
 from echo_replay.selection import Selection, Steps
 from echo_schemas.errors import UserError
@@ -142,3 +146,17 @@ def test_a_full_disk_is_said_with_the_way_to_another(tmp_path: Path, monkeypatch
     with pytest.raises(UserError, match="cannot be written to a temporary folder") as refused, folder_of_part():
         pass
     assert "TMPDIR" in refused.value.hint
+
+
+def test_an_answer_moves_no_terminal_and_is_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(columns=("text", "mean"), rows=[("\x1b[2J\x9b1m\u202e", math.nan)], is_cut=False)
+    sql_command._show(answer, "json")
+    printed = capsys.readouterr().out
+    assert printed.isascii()
+    assert json.loads(printed) == {"text": "\x1b[2J\x9b1m\u202e", "mean": None}
+    assert "NaN" not in printed
+    sql_command._show(answer, "csv")
+    assert capsys.readouterr().out.splitlines()[1] == "\x1b[2J\x9b1m\u202e,nan"
+    monkeypatch.setattr(sql_command, "out", Console(force_terminal=True))
+    sql_command._show(answer, "csv")
+    assert capsys.readouterr().out.splitlines()[1] == "␛[2J\\u009b1m\\u202e,nan"

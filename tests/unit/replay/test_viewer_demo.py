@@ -28,7 +28,7 @@ from echo_ops.viewer.source import Source
 from echo_replay.audit import audit_run
 from echo_replay.history import History
 from echo_replay.verdicts import Promise, Verdict
-from echo_schemas.records import Coordinates, Reward, RewardOutcome
+from echo_schemas.records import Control, Coordinates, Reward, RewardControl, RewardOutcome, RewardTerm
 from echo_schemas.topics import REWARDS
 from tests.unit.replay.browser import find_browser, opened
 
@@ -142,6 +142,21 @@ def test_rewards_have_their_shadows_beside_them(demo: Demo) -> None:
     assert sum(map(sum, found["square"]["counts"])) == found["num_matched"] > 0
     assert demo.page("rewards", a="return", b="return")["comparison"]["flipped"] == 0
     assert demo.page("rewards", a="return", b="nobody")["comparison"] is None
+
+
+def test_an_order_about_weights_is_shown_until_it_is_in_force(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ordered(version: int) -> Any:
+        weights = RewardControl(from_version=version, terms=(RewardTerm(name="return", weight=2.0),))
+        order = Control(run_id=DEMO_RUN, epoch=1, rewards=weights, issued_by="test", time_ms=1)
+        monkeypatch.setattr(demo.source._orders, "items", lambda: {f"{DEMO_RUN}/rewards": order})
+        return demo.page("rewards")
+
+    later = ordered(STEPS + 2)
+    assert later["ordered"]["from_version"] == STEPS + 2
+    assert {each["name"]: each["weight"] for each in later["terms"]}["return"] == 1.0
+    now = ordered(STEPS + 1)
+    assert now["ordered"] is None
+    assert now["terms"] == [{"name": "return", "weight": 2.0}]
 
 
 def test_a_reward_that_came_long_afterwards_is_looked_for_if_asked_for(demo: Demo) -> None:

@@ -148,6 +148,7 @@ def test_a_search_is_handed_out_as_it_finds(viewer: ViewerServer) -> None:
         ("/api/step/1?sort=x", 400, "none of spread"),
         ("/api/step/1?bogus=1", 400, "no parameter of this page"),
         ("/api/search?pattern=((", 400, "is broken"),
+        ("/api/search?pattern=a{99999999999}", 400, "is broken"),
         ("/api/search?pattern=a&tokens=1", 400, "not for both"),
         ("/api/search?step=1&version=2", 400, "two ranges"),
         (f"/api/search?pattern={'a' * 600}", 400, "at most 500"),

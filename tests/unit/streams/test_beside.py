@@ -86,6 +86,8 @@ def test_a_group_begins_where_it_was_told_to(bus: Bus, clock: ManualClock) -> No
     publish(bus, 10, 6)
     assert num_between(bus, offsets_of(bus, parse_beginning("beginning"))) == 16
     assert num_between(bus, offsets_of(bus, parse_beginning("now"))) == 0
+    # A broker refuses times before 1970.
+    assert parse_beginning("1960-01-01").time_ms == 0
     starts = offsets_of(bus, Beginning(since=Since.TIME, time_ms=halfway_ms))
     assert num_between(bus, starts) == 6
     group = NAMESPACE.group("reward", "brevity")
@@ -126,8 +128,13 @@ def test_an_order_to_detach_ends_it_and_one_from_before_does_not(bus: Bus) -> No
     with closing(bus.publisher()) as publisher:
         publisher.publish(CONTROL, order(5, is_attached=False)).wait(WAIT_S)
         with closing(bus.orders()) as orders:
+            orders.wait_for(KEY, lambda found: found.epoch == 5, Deadline.after(WAIT_S))
+            # One that came while this process imported is for it.
+            late = StopSignal()
+            end_when_detached(orders, KEY, late, born_ms=4)
+            assert late.is_set()
             stop = StopSignal()
-            end_when_detached(orders, KEY, stop)
+            end_when_detached(orders, KEY, stop, born_ms=6)
             publisher.publish(CONTROL, order(6, is_attached=True)).wait(WAIT_S)
             orders.wait_for(KEY, lambda found: found.epoch == 6, Deadline.after(WAIT_S))
             assert not stop.is_set()

@@ -40,7 +40,7 @@ export function rewards(page, state) {
     up: "#/",
     body: [
       h("h1", {}, "Rewards"),
-      page.terms.length ? h("p", { class: "soft" }, `The newest step was trained on ${weights(page.terms)}.`) : null,
+      page.terms.length ? h("p", { class: "soft" }, `The next step is trained on ${weights(page.terms)}.`) : null,
       page.ordered ? h("p", { class: "answer" }, `Ordered from v${page.ordered.from_version} on: ${weights(page.ordered.terms)}.`) : null,
       page.lines.length ? card("Who scores", table(["reward", "application", "weight", "state", "share", "behind", "mean", "scored", "failed", "stale", "while it does not come", "newest error"], page.lines.map((each) => [
         each.name, each.application, each.weight ? say(each.weight) : h("span", { class: "fate" }, "shadow"), h("span", { class: `fate ${each.state.replace(/ .*/, "")}` }, each.state), percent(each.share), behind(each.behind), say(each.mean),
