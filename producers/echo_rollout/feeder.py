@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 from collections import deque
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -135,7 +135,7 @@ class Feeder:
         self._resumed = False
         self._full_wait_s = _FULL_LEAST_S
         self._standstill = Standstill(self.notices, "requests", self.clock)
-        self._said_s = -math.inf
+        self._said_s = self._count_at_s = -math.inf
         self._roster = Roster(heartbeat_s=self.settings.rollout.heartbeat_s, group_size=self.settings.rollout.group_size)
         self._steps = StepPace()
         self._patience = Patience(least_s=self.settings.rollout.request_timeout_s, num_steps=self.policy.budget + 1)
@@ -340,10 +340,16 @@ class Feeder:
         self._lost = deque(_Issue(Purpose.TRAIN, seq, resends=resends + 1, why=why) for seq, resends, why in found)
 
     def _share(self) -> None:
-        """Share requests out among partitions by the measured speed of the workers that own them."""
-        shares = self._roster.shares(self.clock.monotonic_s())
-        horizon_s = horizon_of(self.policy.budget, self._steps.step_s)
-        self._chooser.share(shares.owners, horizon_s=horizon_s, alone=shares.alone)
+        """Share requests out among partitions by the measured speed of the workers that own them, new partitions included."""
+        now_s = self.clock.monotonic_s()
+        shares = self._roster.shares(now_s)
+        if now_s >= self._count_at_s and any(max(owner.partitions) >= self._num_partitions for owner in shares.owners):
+            self._count_at_s = now_s + _LOOK_S
+            with suppress(ClusterUnreachable):
+                self._num_partitions = self.observer.num_partitions()
+                self._chooser.grow(self._num_partitions)
+                self._ledger.grow(self._num_partitions)
+        self._chooser.share(shares.owners, horizon_s=horizon_of(self.policy.budget, self._steps.step_s), alone=shares.alone)
 
     def _observe(self) -> None:
         """Read the workers' committed offsets. Without an answer the window stays as it is."""

@@ -42,6 +42,11 @@ class Ledger:
         self._open: list[list[int]] = [[] for _ in range(num_partitions)]
         self._num_done = [0] * num_partitions
 
+    def grow(self, num_partitions: int) -> None:
+        """From now on there are so many partitions; fewer change nothing."""
+        self._open.extend([] for _ in range(num_partitions - len(self._open)))
+        self._num_done.extend([0] * (num_partitions - len(self._num_done)))
+
     def written(self, partition: int, offset: int) -> int:
         """Note a request; returns its ordinal within the partition. Offsets of a partition come in ascending order."""
         self._open[partition].append(offset)

@@ -91,6 +91,13 @@ class LeastLagChooser:
             ]
             self._rows = {owner.partitions: self._rows[owner.partitions] for owner in self._owners if owner.partitions in self._rows}
 
+    def grow(self, num_partitions: int) -> None:
+        """From now on there are so many partitions; fewer change nothing."""
+        with self._lock:
+            self._open = None
+            for numbers in (self._first_open, self._end, self._in_flight):
+                numbers.extend([0] * (num_partitions - len(numbers)))
+
     def observe(self, work: Mapping[int, PartitionWork]) -> None:
         """Take over observed offsets. Offsets only grow, so an answer older than an acknowledgement changes nothing."""
         with self._lock:

@@ -10,6 +10,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 
 from echo_bus.clock import Deadline
 from echo_bus.dead_letters import said_of
@@ -21,7 +22,7 @@ from echo_schemas.records import FinishReason, Purpose, RolloutRequest, RunState
 from echo_schemas.topics import REQUESTS, REQUESTS_DEAD, TRAJECTORIES, WORKERS
 from echo_tasks.task import Observation, Turn
 from tests.unit.rollout.conftest import MakeSwarm
-from tests.unit.rollout.swarm import RUN, GatedEngine, LetterTask, Swarm, wait_until
+from tests.unit.rollout.swarm import RUN, WAIT_S, GatedEngine, LetterTask, Swarm, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -222,6 +223,24 @@ def test_a_second_feeder_stops_the_first_and_repeats_nothing(make_swarm: MakeSwa
     wait_until(lambda: not first.is_alive, "the first feeder to end")
     assert swarm.is_fenced(first), first.error
     wait_until(lambda: len(swarm.requests()) > 20, "the second feeder to go on")
+    seqs = [record.seq for record in swarm.records(REQUESTS)]
+    assert len(seqs) == len(set(seqs))
+
+
+def test_partitions_that_are_added_get_requests_while_the_feeder_goes_on(make_swarm: MakeSwarm) -> None:
+    """An operator adds them for more workers, some of which read no others."""
+    swarm = make_swarm(staleness={"budget": 1, "publication_period": 1, "admission": "free"})
+    swarm.publish_version(0)
+    swarm.start_feeder()
+    swarm.start_worker(ScriptedEngine())
+    wait_until(lambda: len(swarm.requests()) > 8, "requests")
+    observer = swarm.bus.observer()
+    before = observer.num_partitions()
+    admin = swarm.bus.cluster.admin()
+    (grown,) = admin.create_partitions([NewPartitions(swarm.bus.namespace.topic(REQUESTS), before + 2)]).values()
+    grown.result(WAIT_S)
+    wait_until(lambda: observer.committed(before + 2).keys() >= {before, before + 1}, "work that is done in each of the new ones")
+    observer.close()
     seqs = [record.seq for record in swarm.records(REQUESTS)]
     assert len(seqs) == len(set(seqs))
 
