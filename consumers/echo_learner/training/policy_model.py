@@ -9,19 +9,18 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from echo_learner.commit.snapshot import MODEL_CONFIG
 from echo_learner.losses.token_sums import entropy_of_logits
 from echo_learner.training.cut import Cut
 from echo_learner.training.logits import LogitTransform, find_transform
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
+from echo_tasks.base_models import resolve_base
 from echo_tasks.experts import Routers
 from echo_tasks.prompts import attention_of
 
@@ -120,9 +119,7 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
-    folder = Path(config.base)
-    if not (folder / MODEL_CONFIG).is_file():
-        raise UserError(f"{folder} is no model folder: it has no {MODEL_CONFIG}.", hint="Set [policy] base to one.")
+    folder = resolve_base(config.base)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=_DTYPES[config.dtype], local_files_only=True, attn_implementation=attention_of(folder)

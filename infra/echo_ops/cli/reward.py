@@ -97,8 +97,8 @@ def list_rewards(config: Config = None, as_json: AsJson = False) -> None:
     bus = reach_bus(settings)
     now = run_now(settings, bus)
     with closing(ScorerWatch(bus)) as watch:
-        watch.listen(_MOST_HEARD)
-        lines = [line for line in watch.lines(now.terms, now.orders, now.version) if line.state is not ScorerState.DETACHED]
+        found = watch.look(now.terms, now.orders, now.version, _MOST_HEARD)
+    lines = [line for line in found if line.state is not ScorerState.DETACHED]
     if as_json:
         out.print_json(data=[plain_line(line) for line in lines])
         return
@@ -161,8 +161,7 @@ def detach(
     bus = reach_bus(settings)
     now = run_now(settings, bus)
     with closing(ScorerWatch(bus)) as watch:
-        watch.listen(_MOST_HEARD)
-        lines = watch.lines(now.terms, now.orders, now.version)
+        lines = watch.look(now.terms, now.orders, now.version, _MOST_HEARD)
     line = _line_of(name, [line for line in lines if line.application != OWN_APPLICATION and line.state is not ScorerState.DETACHED])
     ended = [each for each in lines if each.application == line.application]
     weighted = [each for each in ended if not each.is_shadow]

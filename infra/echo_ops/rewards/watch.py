@@ -151,12 +151,14 @@ class ScorerWatch:
         for reward in rewards:
             self._hear(reward)
 
-    def look(self, terms: Sequence[RewardTerm], orders: Mapping[str, Control], version: int) -> list[ScorerLine]:
-        """Read new records; then a line for each reward with records or an order, weighted ones first. Raises TransportError.
+    def look(
+        self, terms: Sequence[RewardTerm], orders: Mapping[str, Control], version: int, most: int = _MOST_PARTITION_RECORDS
+    ) -> list[ScorerLine]:
+        """Read new records, as `listen`; then a line for each reward with records or an order, weighted ones first. Raises TransportError.
 
         `terms`: in force; `orders`: of `control`; `version`: of the learner.
         """
-        self.listen()
+        self.listen(most)
         return self.lines(terms, orders, version)
 
     def lines(self, terms: Sequence[RewardTerm], orders: Mapping[str, Control], version: int) -> list[ScorerLine]:

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from echo_schemas.columns import TOKEN_BYTES
-from echo_schemas.errors import InvalidReason, InvalidRecord
+from echo_schemas.errors import InvalidReason
 from echo_schemas.records.base import Coordinates, Record, require, require_not_negative
 
 
@@ -89,20 +89,14 @@ class RolloutRequest(Record):
         require_not_negative(
             seq=self.seq, required_version=self.required_version, learner_version=self.learner_version, deadline_ms=self.deadline_ms
         )
-        if self.group_size < 1:
-            raise InvalidRecord(InvalidReason.INCONSISTENT, f"group_size is {self.group_size}; a group has at least one sample.")
-        if bool(self.messages) == bool(self.prompt_token_ids):
-            raise InvalidRecord(
-                InvalidReason.INCONSISTENT, "A request carries either messages or prompt_token_ids, not both and not neither."
-            )
-        if len(self.prompt_token_ids) % TOKEN_BYTES:
-            raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, "prompt_token_ids is not a whole number of 4-byte token ids.")
-        if self.group_id != group_id_of(self.run_id, self.seq, self.purpose):
-            raise InvalidRecord(
-                InvalidReason.INCONSISTENT, f"group_id {self.group_id!r} does not belong to run {self.run_id!r}, seq {self.seq}."
-            )
-        if self.sampling.max_new_tokens < 1:
-            raise InvalidRecord(InvalidReason.INCONSISTENT, "sampling.max_new_tokens must be at least 1.")
+        require(self.group_size >= 1, f"group_size is {self.group_size}; a group has at least one sample.")
+        has_one = bool(self.messages) != bool(self.prompt_token_ids)
+        require(has_one, "A request carries either messages or prompt_token_ids, not both and not neither.")
+        is_whole = len(self.prompt_token_ids) % TOKEN_BYTES == 0
+        require(is_whole, "prompt_token_ids is not a whole number of 4-byte token ids.", InvalidReason.LENGTH_MISMATCH)
+        is_ours = self.group_id == group_id_of(self.run_id, self.seq, self.purpose)
+        require(is_ours, f"group_id {self.group_id!r} does not belong to run {self.run_id!r}, seq {self.seq}.")
+        require(self.sampling.max_new_tokens >= 1, "sampling.max_new_tokens must be at least 1.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
