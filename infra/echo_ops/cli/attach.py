@@ -120,7 +120,7 @@ def require_application(name: str) -> None:
 def say_trial(trial: Trial) -> None:
     """Print the result of the trial. Raises UserError if no sample got a value."""
     if not trial.rewards:
-        out.print("No trajectory is in the log yet, so it was not tried.")
+        out.print("No trajectory of training is among the newest in the log, so it was not tried.")
         return
     if not trial.values:
         worst = trial.failed[0]

@@ -75,7 +75,8 @@ def try_out(
     items = recent_trajectories(bus, last)
     if not items:
         raise UserError(
-            f"Run {settings.run.name!r} has no trajectory in the log yet.", hint="Start the run, or name its file with --config."
+            f"No trajectory of training of {settings.run.name!r} is among the newest in the log.",
+            hint="Start the run, name its file with --config, or look further back with --last.",
         )
     trial = try_reward(settings, bus, entry, items)
     show_trial(path, trial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import NewTopic
@@ -11,9 +12,10 @@ from echo_bus.bus import Bus
 from echo_bus.clock import Deadline, ManualClock
 from echo_core.group_share import is_chosen
 from echo_memory import MemoryCluster
+from echo_ops.rewards.recent import recent_trajectories
 from echo_runtime.process import StopSignal
 from echo_schemas.errors import UserError
-from echo_schemas.records import Control, RewardAttachment
+from echo_schemas.records import Control, Purpose, RewardAttachment
 from echo_schemas.topic_files import load_topic_specs
 from echo_schemas.topics import CONTROL, TRAJECTORIES, attachment_key
 from echo_streams.attachment import RUN_OVER_S, RunEnd, end_when_detached
@@ -41,10 +43,10 @@ def bus(clock: ManualClock) -> Bus:
     return Bus(cluster=cluster, namespace=NAMESPACE, clock=clock, role="reward", run_id="demo")
 
 
-def publish(bus: Bus, first: int, count: int) -> None:
+def publish(bus: Bus, first: int, count: int, **changes: Any) -> None:
     with closing(bus.publisher()) as publisher:
         for seq in range(first, first + count):
-            publisher.publish(TRAJECTORIES, trajectory(seq)).wait(WAIT_S)
+            publisher.publish(TRAJECTORIES, trajectory(seq, **changes)).wait(WAIT_S)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +96,12 @@ def test_a_group_begins_where_it_was_told_to(bus: Bus, clock: ManualClock) -> No
     assert positions_of(bus, group) == {}
     place_group(bus, group, starts)
     assert positions_of(bus, group) == starts
+
+
+def test_a_reward_is_tried_on_what_was_trained_though_evaluations_came_after_it(bus: Bus) -> None:
+    publish(bus, 0, 6)
+    publish(bus, 6, 40, purpose=Purpose.EVAL)
+    assert {item.trajectory.seq for item in recent_trajectories(bus, 6)} == set(range(6))
 
 
 def test_a_version_that_is_not_trained_is_no_beginning(bus: Bus) -> None:
