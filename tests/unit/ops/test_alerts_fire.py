@@ -138,6 +138,7 @@ MORE = [
         "rests",
         {LAG: is_always(100), SCORED: counts(60), learner("echo_learner_idle_seconds_total"): counts(6), **steps(10)},
     ),
+    ("EchoPublishBlocked", "fires", {worker("echo_bus_throttled_seconds_total", 'client="producer"'): counts(20)}),
     # Each step writes one, and removes another.
     (
         "EchoCheckpointDisk",
