@@ -97,15 +97,18 @@ class RawLog:
         """As `within`, with the partitions that are not at their end yet; a fetch that brought nothing gives a `Fetched` too."""
         ends = {number: end for number, (first, end) in ranges.items() if first < end}
         left = set(ends)
+        num_missing = sum(end - ranges[number][0] for number, end in ends.items())
         self._consumer.assign([TopicPartition(self._physical, number, ranges[number][0]) for number in sorted(left)])
         silence = Deadline.after(_SILENCE_S, self._clock)
         while left:
-            fetched = self._fetched()
+            fetched = self._fetched(num_missing)
             if not fetched and silence.expired():
                 raise DeadlineExceeded(
                     f"Nothing of {self._physical} has come for {_SILENCE_S:g} s; its partitions {sorted(left)} are not read."
                 )
-            yield Fetched(self._below_ends(fetched, ends, left), left)
+            found = self._below_ends(fetched, ends, left)
+            num_missing -= len(found)
+            yield Fetched(found, left)
             if fetched:
                 # The time that the caller takes is no silence of the broker.
                 silence = Deadline.after(_SILENCE_S, self._clock)
@@ -116,11 +119,14 @@ class RawLog:
         for batch in self.within({partition: (offsets[0], offsets[-1] + 1)}):
             yield from (raw for raw in batch if raw.offset() in wanted)
 
-    def _fetched(self) -> list[RawMessage]:
-        """The messages that the client holds; if it holds none, those that come within `_WAIT_S`."""
+    def _fetched(self, most: int = _AT_ONCE) -> list[RawMessage]:
+        """The messages that the client holds; if it holds none, those that come within `_WAIT_S`. `most`: no more are missing, so that
+        a short range does not wait for a full batch."""
         with translated(self._physical):
             first = self._consumer.poll(_WAIT_S)
-            return [] if first is None else [first, *self._consumer.consume(_AT_ONCE - 1, _GATHER_S)]
+            if first is None or most <= 1:
+                return [] if first is None else [first]
+            return [first, *self._consumer.consume(min(most, _AT_ONCE) - 1, _GATHER_S)]
 
     def pause(self, partition: int) -> None:
         """Fetch nothing of a partition that `within` reads until `resume`."""
