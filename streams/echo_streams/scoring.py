@@ -314,26 +314,19 @@ class Scorer:
                 return Failure(described(exc))
         return scores_of(returned, count) if count else [score_of(returned)]
 
-    def _gate(self, entry: Attached, too_old: Callable[[], str]) -> Callable[[], object]:
-        """The check before a call. The circuit breaker of a function with `at_timeout`, which expects some calls to hang, is not asked."""
-
-        def gate() -> None:
-            if why := too_old():
-                raise TooOld(why)
-            if entry.function.at_timeout is None:
-                self._breakers[entry.name].require()
-
-        return gate
-
     async def _attempt(self, entry: Attached, count: int, call: _Call, too_old: Callable[[], str] = never) -> list[Judgement]:
         """Try `call` until it returns `count` scores or the attempts are used up; a failure holds for all samples of the call. The
         time that it waits for a slot or a process does not count as seconds of the call."""
-        error, seconds, breaker, gate = "", 0.0, self._breakers[entry.name], self._gate(entry, too_old)
+        error, seconds, breaker = "", 0.0, self._breakers[entry.name]
         started_s = time.perf_counter()
 
         def begin() -> None:
             nonlocal started_s
-            gate()
+            if why := too_old():
+                raise TooOld(why)
+            # A function with `at_timeout` expects some calls to hang.
+            if entry.function.at_timeout is None:
+                breaker.require()
             started_s = time.perf_counter()
 
         for attempt in range(1 + self._limits.retries):

@@ -13,8 +13,8 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES, Topic
 from echo_streams.scoring import Judgeable
 
 _READ_S = 60.0
-# After its last step a run answers the prompts of its evaluations: so many more records of each partition are read then.
-_LOOK_BACK = (500, 10_000)
+# Records of each partition that are read besides those asked for: after its last step a run answers the prompts of its evaluations.
+_LOOK_BACK = (0, 500, 10_000)
 
 
 def newest_rewards(bus: Bus, last: int, until_ms: int | None = None) -> list[Reward]:
@@ -28,10 +28,10 @@ def newest_rewards(bus: Bus, last: int, until_ms: int | None = None) -> list[Rew
 def recent_trajectories(bus: Bus, count: int) -> list[Judgeable]:
     """The newest `count` trajectories of training, oldest first; fewer if evaluations or other runs hold nearly all newest records."""
     found: list[tuple[int, Judgeable]] = []
-    for last in (count, *(count + more for more in _LOOK_BACK)):
+    for more in _LOOK_BACK:
         found = [
             (message.timestamp_ms, Judgeable(trajectory=message.record, at=message.coordinates))
-            for message in _newest(bus, TRAJECTORIES, last)
+            for message in _newest(bus, TRAJECTORIES, count + more)
             if isinstance(message.record, Trajectory) and message.record.purpose is Purpose.TRAIN
         ]
         if len(found) >= count:
