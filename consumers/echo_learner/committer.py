@@ -241,6 +241,8 @@ class Committer:
                 time_ms=now_ms,
             )
             self._outbox.append((DROPS, drop))
+            what = "Group" if drop.what is None else f"The sample at {drop.what.partition}[{drop.what.offset}] of group"
+            logger.debug("%s %s is dropped (%s) %s", what, drop.group_id, drop.why.value, drop.detail, extra={"group": drop.group_id})
             parts.metrics.dropped.labels(decision.why.value, "group" if decision.where is None else "trajectory").inc()
         dropped = sum(decision.where is None for decision in decisions)
         self._state = replace(self._state, groups_dropped=self._state.groups_dropped + dropped, assembly=assembly)

@@ -85,8 +85,8 @@ class Intake:
         self._woken = False
         self._on_reward: Callable[[Reward], object] = lambda reward: None
         self._counts: Callable[[Reward], bool] = lambda reward: True
-        # Of dead-lettered requests, by seq: the partition of an answer, when the letter was read, and what it says.
-        self._dead: dict[int, tuple[ReaderPlace, float, str]] = {}
+        # Of dead-lettered requests, by seq: the partition of an answer, when the letter was read, what it says, and the group.
+        self._dead: dict[int, tuple[ReaderPlace, float, str, str]] = {}
         self._delivered: Counter[str] = Counter()
         self._to_close: tuple[tuple[int, DropReason, str], ...] = ()
         self._expected_sha256: str | None = None
@@ -346,16 +346,21 @@ class Intake:
                 self._assembler.add_reward(message.coordinates, record)
             elif isinstance(record, RolloutRequest) and record.purpose is Purpose.TRAIN:
                 partition = partition_of(record.group_id, sum(name == TRAJECTORIES.name for name, _ in self._reader.places))
-                self._dead[record.seq] = (TRAJECTORIES.name, partition), self._clock.monotonic_s(), said_of(message.headers)
+                self._dead[record.seq] = (
+                    (TRAJECTORIES.name, partition),
+                    self._clock.monotonic_s(),
+                    said_of(message.headers),
+                    record.group_id,
+                )
 
     def _close_dead(self, ends: Collection[ReaderPlace], since_s: float) -> None:
         """Close the seqs of dead-lettered requests, unless another copy was answered, once the partition is read to its end after that.
         `ends` were reached since `since_s`."""
-        read = [seq for seq, (place, read_s, _) in self._dead.items() if place in ends and read_s <= since_s]
+        read = [seq for seq, (place, read_s, *_) in self._dead.items() if place in ends and read_s <= since_s]
         for seq in read if self.is_caught_up else ():
-            _, _, said = self._dead.pop(seq)
+            _, _, said, group_id = self._dead.pop(seq)
             if self._state_of(seq) is SeqState.MISSING:
-                logger.warning("Seq %d is given up: its request is a dead letter (%s)", seq, said)
+                logger.warning("Seq %d is given up: its request is a dead letter (%s)", seq, said, extra={"group": group_id})
                 self._assembler.drop_group(seq, DropReason.FAILED, f"Its request is a dead letter: {said}")
                 # A sequential learner asks for another group.
                 self._woken = True
@@ -388,7 +393,7 @@ class Intake:
         if now_s - self._ticked_s < _TICK_S:
             return
         since_s, self._ticked_s = self._ticked_s, now_s
-        looked_for = {place for place, _, _ in self._dead.values()}
+        looked_for = {place for place, *_ in self._dead.values()}
         looked_for |= {(topic.name, partition) for partition in self._assembler.waiting_in for topic in (TRAJECTORIES, REWARDS)}
         if now_s - self._looked_everywhere_s >= _LOOK_EVERYWHERE_S:
             self._looked_everywhere_s = now_s

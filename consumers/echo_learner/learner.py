@@ -135,6 +135,9 @@ class Learner:
         )
         for claimed, difference in draft.claims:
             parts.trust.judge(claimed, difference)
+        for group in groups:
+            name = group.samples[0].member.trajectory.group_id
+            logger.debug("Group %s is trained: %d samples", name, len(group.samples), extra={"group": name})
         if parts.process.bus.tracer is not None:
             parts.process.bus.tracer.trained(groups, draft.report.version, started_ms)
         self._committer.take(draft)

@@ -28,7 +28,7 @@ from echo_bus.errors import TooManyDeadLetters
 from echo_bus.message import raw_headers
 from echo_bus.metrics import BusMetrics
 from echo_schemas.errors import InvalidRecord, UserError
-from echo_schemas.headers import SOURCE, number_of
+from echo_schemas.headers import SOURCE, group_of, number_of
 from echo_schemas.records import Coordinates
 from echo_schemas.topics import Topic
 
@@ -125,7 +125,9 @@ class DeadLetterBudget:
         self._seen[writer] += 1
         if self._seen[writer] <= self._limits.per_writer and self._num_whole < self._limits.per_minute:
             self._num_whole += 1
-            logger.warning("%s[%s]@%s is invalid (%s): %s", raw.topic(), raw.partition(), raw.offset(), invalid.reason, invalid.message)
+            where = (raw.topic(), raw.partition(), raw.offset())
+            about = {} if (group := group_of(raw_headers(raw))) is None else {"group": group}
+            logger.warning("%s[%s]@%s is invalid (%s): %s", *where, invalid.reason, invalid.message, extra=about)
             return True
         self._metrics.records_over_budget.labels(raw.topic()).inc()
         self._over[writer] += 1

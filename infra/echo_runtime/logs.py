@@ -3,7 +3,8 @@
     {"time": "2026-03-01T10:20:30.123Z", "level": "WARNING", "logger": "echo_rollout.group_work", "message": "…", "run": "digits-7",
      "role": "worker", "process": "worker.gpu-7", "release": "0.1.0", "group": "digits-7/512"}
 
-`group` and `version` (of the policy) appear if the task or thread has set them (`logged_with`).
+`group` and `version` (of the policy) appear if the task or thread has set them (`logged_with`), or the line itself:
+`logger.debug("…", extra={"group": group_id})`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, Literal
 logger = logging.getLogger(__name__)
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["info", "debug"]
 
 _TEXT = "%(asctime)s %(levelname).1s %(name)s: %(message)s"
 _INHERITED = "ECHOSWARM_LOG_FIELDS"
@@ -32,6 +34,9 @@ _INHERITED = "ECHOSWARM_LOG_FIELDS"
 _VLLM_PRINTS = "VLLM_CONFIGURE_LOGGING"
 # The progress bars of transformers are no objects.
 _BARS_OFF = "TQDM_DISABLE"
+# What only this line is about.
+_EXTRA = ("group", "version")
+_OURS = ("echo_bus", "echo_learner", "echo_replay", "echo_rollout", "echo_runtime", "echo_streams", "echo_tasks")
 # These HTTP clients log a line at INFO for each request.
 _TALKATIVE = ("httpx", "httpx2")
 _about: ContextVar[Mapping[str, Any]] = ContextVar("what log records are about")
@@ -64,6 +69,7 @@ class JsonFormatter(logging.Formatter):
             "message": _message_of(record),
             **self._fields,
             **_about.get({}),
+            **{name: record.__dict__[name] for name in _EXTRA if name in record.__dict__},
         }
         if record.exc_info and record.exc_info[0] is not None:
             said["exception"] = self.formatException(record.exc_info)
@@ -72,8 +78,8 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(said, default=str)
 
 
-def set_up_logs(file: Path | None, form: LogFormat, *, run: str, role: str, process: str) -> None:
-    """Log at INFO to standard error, or to `file`. As JSON also Python's warnings, and exceptions that end a thread or the process."""
+def set_up_logs(file: Path | None, form: LogFormat, *, run: str, role: str, process: str, level: LogLevel = "info") -> None:
+    """Log to standard error, or to `file`; libraries at INFO. As JSON also Python's warnings, and what ends a thread or the process."""
     fields = {"run": run, "role": role, "process": process, "release": version_of("echoswarm")}
     os.environ.pop(_INHERITED, None)
     if form == "json":
@@ -83,6 +89,8 @@ def set_up_logs(file: Path | None, form: LogFormat, *, run: str, role: str, proc
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
     _write_to(logging.StreamHandler(sys.stderr) if file is None else logging.FileHandler(file, encoding="utf-8"))
+    for name in _OURS:
+        logging.getLogger(name).setLevel(level.upper())
 
 
 def set_up_logs_as_parent() -> None:

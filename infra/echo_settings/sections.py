@@ -242,6 +242,8 @@ class LogsSettings(Section):
     format: Literal["text", "json"] = "text"
     """`text`: a line for people; `json`: one object a line, with time, level, logger, message, run, role, process, release, and the group
     and the version of the policy where they are known."""
+    level: Literal["info", "debug"] = "info"
+    """`debug`: also each step of each group, from its request to its training: several lines a group."""
 
 
 class TracesSettings(Section):

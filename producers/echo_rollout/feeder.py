@@ -294,16 +294,20 @@ class Feeder:
                 where.appendleft(issue)
             return
         now_s = self.clock.monotonic_s()
-        for (issue, partition, _), receipt in zip(batch, receipts, strict=True):
+        for (issue, partition, request), receipt in zip(batch, receipts, strict=True):
             if receipt.where is None:
                 raise ClusterUnreachable(f"A committed request of seq {issue.seq} has no coordinates.")
             ordinal = self._ledger.written(partition, receipt.where.offset)
             self._chooser.acknowledged(partition, ordinal)
             metrics.issued.labels(issue.purpose.value).inc()
+            logger.debug(
+                "Group %s is requested, at %s[%s]", request.group_id, partition, receipt.where.offset, extra={"group": request.group_id}
+            )
             if issue.purpose is Purpose.TRAIN:
                 self._requests.issued(issue.seq, partition, ordinal, now_s, resends=issue.resends)
             if issue.why:
-                logger.warning("The request for seq %d was lost (%s); it is issued again", issue.seq, issue.why)
+                said = "The request for seq %d was lost (%s); it is issued again"
+                logger.warning(said, issue.seq, issue.why, extra={"group": request.group_id})
                 metrics.reissued.labels(Why.LOST.value).inc()
         metrics.next_seq.set(self._next_seq)
 

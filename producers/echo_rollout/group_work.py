@@ -115,9 +115,15 @@ class GroupWork:
 
     async def _see_through(self, work: Work) -> None:
         try:
+            logger.debug("Group %s is taken in hand", work.request.group_id)
             ending = await self._until_ended(work)
             if ending.failure is not None:
                 logger.warning("Group %s is given up: %s", work.request.group_id, ending.said)
+            elif ending.weights is not None:
+                with logged_with(version=ending.weights.version):
+                    logger.debug("Group %s is %s as attempt %s", work.request.group_id, ending.outcome.value, ending.attempt)
+            else:
+                logger.debug("Group %s is %s: %s", work.request.group_id, ending.outcome.value, ending.said)
             if work.asked is not None:
                 await self.receipts.answer(work.asked, ending)
             refused = self.refusals.refusal_of(work, ending)
@@ -162,6 +168,7 @@ class GroupWork:
         except (EmptyGeneration, EnvironmentFailed, UnfitGeneration, AnswerUnusable) as exc:
             return Ending(outcome=GroupEnd.FAILED, failure=_FAILURES[type(exc)], detail=exc.message)
         self.metrics.group_seconds.observe(self.clock.monotonic_s() - started_s)
+        logger.debug("Group %s is generated in %.3f s", request.group_id, self.clock.monotonic_s() - started_s)
         if request.exact and any(span.version != request.required_version for sample in samples for span in sample.version_spans):
             return Ending(outcome=GroupEnd.SUPERSEDED, detail="Other weights were installed while it was generated.")
         return FinishedGroup(

@@ -117,7 +117,7 @@ class RequestIntake:
         except InvalidRecord as invalid:
             return Invalid(invalid.reason, invalid.message)
         except ClusterUnreachable as exc:
-            logger.warning("A request that wants a receipt waits: %s", exc)
+            logger.warning("A request that wants a receipt waits: %s", exc, extra={"group": request.group_id})
             return BUSY
         if asked is None:
             return self._take_in_hand(request, where, None)
@@ -150,7 +150,7 @@ class RequestIntake:
         except InvalidRecord as invalid:
             return Invalid(invalid.reason, invalid.message)
         except Exception as exc:  # templates and tokenizers may raise anything for a stranger's text
-            logger.exception("The prompt of %s cannot be prepared", request.group_id)
+            logger.exception("The prompt of %s cannot be prepared", request.group_id, extra={"group": request.group_id})
             return Invalid(InvalidReason.HANDLER_REFUSED, f"Preparing the prompt raised {type(exc).__name__}: {exc}")
         work = Work(request=request, where=where, prompt=prompt, text=text, completion=Completion(), asked=asked)
         with self._lock:

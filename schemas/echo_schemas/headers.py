@@ -67,6 +67,11 @@ def run_of(headers: Iterable[Header] | None) -> str | None:
     return _text(headers, RUN)
 
 
+def group_of(headers: Iterable[Header] | None) -> str | None:
+    """The group named in the headers; None if they name none."""
+    return _text(headers, GROUP)
+
+
 def oldest_version(headers: Iterable[Header] | None) -> int | None:
     """The oldest version named in the headers; None if it is missing or not a number: then the body decides."""
     return number_of(_text(headers, VERSION))

@@ -6,6 +6,7 @@ Threads: one event loop; `process` may run several times at once. A function ret
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from echo_schemas.topics import REWARDS, TRAJECTORIES
 from echo_streams.intake import Identity, Intake, Passed, Stale
 from echo_streams.metrics import StreamsMetrics
 from echo_streams.scoring import Judgeable, Scorer
+
+logger = logging.getLogger(__name__)
 
 LearnerVersion = Callable[[], int | None]
 Send = Callable[["list[Outgoing]"], Awaitable[object]]
@@ -161,6 +164,11 @@ class Processor:
         """`started_ms`: when the scoring began; None: no function was called."""
         encode, source, signer, tracer = self._wire.codec.encode, self._wire.client_id, self._wire.signer, self._wire.tracer
         records = [(reward.group_id.encode(), encode(reward)) for reward in rewards]
+        if logger.isEnabledFor(logging.DEBUG):
+            for reward in rewards:
+                said = reward.outcome.value if reward.value is None else reward.value
+                about = (reward.index, reward.group_id, said, reward.name, reward.error or "")
+                logger.debug("Sample %d of group %s: %s by %s %s", *about, extra={"group": reward.group_id})
         added: list[list[Header]] = [[]] * len(records)
         if tracer is not None and started_ms is not None:
             added = tracer.scored(rewards, started_ms)

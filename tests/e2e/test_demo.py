@@ -67,11 +67,13 @@ R = TypeVar("R", bound=Record)
 
 @dataclass(frozen=True)
 class Ended:
-    """A demo that has ended: what it printed, wrote and published. `step_size`: samples of a step. `budget`: the staleness allowed."""
+    """A demo that has ended: what it printed, wrote and published. `lines`: the logs of all processes. `step_size`: samples of a step.
+    `budget`: the staleness allowed."""
 
     output: str
     summary: dict[str, Any]
     report: str
+    lines: list[dict[str, Any]]
     bus: Bus
     step_size: int
     budget: int
@@ -115,6 +117,8 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     environ = {name: value for name, value in os.environ.items() if not name.startswith("ECHO_")} | {
         "ECHO_KAFKA__BOOTSTRAP": kafka_bootstrap,
         "ECHO_KAFKA__NAMESPACE": namespace.name,
+        "ECHO_LOGS__FORMAT": "json",
+        "ECHO_LOGS__LEVEL": "debug",
         "ECHO_ROLLOUT__ENGINE": "vllm" if request.param in ON_VLLM else "transformers",
     }
     is_sequential = "sequential" in DEMOS[request.param]
@@ -130,6 +134,12 @@ def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         output=found.stdout,
         summary=json.loads((run / "summary.json").read_text(encoding="utf-8")),
         report=(run / "report.html").read_text(encoding="utf-8"),
+        lines=[
+            json.loads(line)
+            for log in run.glob("logs/*.log")
+            for line in log.read_text(encoding="utf-8").splitlines()
+            if line.startswith("{")
+        ],
         bus=open_bus(settings, "test"),
         step_size=settings.learner.groups_per_step * settings.rollout.group_size,
         budget=settings.budget,
@@ -148,6 +158,22 @@ def test_it_trains_its_steps_and_says_so(ended: Ended) -> None:
     assert f"step {STEPS_TRAINED}/{STEPS_TRAINED}" in ended.output
     assert f"finished: {STEPS_TRAINED} steps" in ended.output
     assert "report.html" in " ".join(ended.output.split())
+
+
+def test_the_logs_tell_what_became_of_each_trained_group(ended: Ended) -> None:
+    told: dict[str, dict[str, dict[str, Any]]] = {}
+    for line in ended.lines:
+        if "group" in line and line["group"] in line["message"]:
+            told.setdefault(line["group"], {})[line["logger"]] = line
+    asks = "echo_learner.sequential.asking" if ended.is_sequential else "echo_rollout.feeder"
+    for version, batch in enumerate(ended.trained, start=1):
+        for group in {ended.samples[where].group_id for where in batch}:
+            lines = told[group]
+            assert {asks, "echo_rollout.group_work", "echo_streams.processing", "echo_learner.learner"} <= lines.keys()
+            assert {line["run"] for line in lines.values()} == {ended.summary["run"]}
+            assert lines["echo_rollout.group_work"]["role"] == "worker"
+            assert lines["echo_rollout.group_work"]["version"] < version == lines["echo_learner.learner"]["version"]
+            assert "published" in lines["echo_rollout.group_work"]["message"]
 
 
 def test_learner_and_worker_agree_on_every_probed_version(ended: Ended) -> None:

@@ -25,7 +25,7 @@ from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.replies import PARTITION, ReplyInbox
 from echo_learner.sequential.requesting import Closing, ReplyFate, RequestLedger, SeqState
 from echo_schemas.errors import UserError
-from echo_schemas.records import Purpose, ReplyOutcome, RewardTerm, RolloutReply, RolloutRequest, Sampling
+from echo_schemas.records import Purpose, ReplyOutcome, RewardTerm, RolloutReply, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS
 from echo_tasks.requests import RequestBuilder
 
@@ -137,11 +137,13 @@ class BatchRequests:
             self.metrics.replies.labels(verdict.fate.value).inc()
             if verdict.fate is ReplyFate.FOREIGN:
                 said = reply.error or reply.outcome.value
-                logger.warning("%s answers %s for %s, which it did not hold; ignored", reply.worker_id, said, reply.group_id)
+                ignored = "%s answers %s for %s, which it did not hold; ignored"
+                logger.warning(ignored, reply.worker_id, said, reply.group_id, extra={"group": reply.group_id})
                 continue
             self._finish(correlation)
             if verdict.fate is ReplyFate.UNFULFILLED:
-                logger.warning("%s answers %s for %s: %s", reply.worker_id, reply.outcome.value, reply.group_id, reply.error)
+                answer = (reply.worker_id, reply.outcome.value, reply.group_id, reply.error)
+                logger.warning("%s answers %s for %s: %s", *answer, extra={"group": reply.group_id})
             if verdict.closing is not None:
                 self._close([verdict.closing])
 
@@ -155,7 +157,8 @@ class BatchRequests:
 
     def _close(self, closings: list[Closing]) -> None:
         for closing in closings:
-            logger.warning("Seq %d is given up (%s): %s", closing.seq, closing.why.value, closing.detail)
+            about = {"group": group_id_of(self.builder.run_id, closing.seq)}
+            logger.warning("Seq %d is given up (%s): %s", closing.seq, closing.why.value, closing.detail, extra=about)
             self.intake.drop(closing.seq, closing.why, closing.detail)
             self._last_closing = closing
         if self.ledger.num_given_up > _MOST_REPLACED * max(1, len(self.ledger.open_seqs)):

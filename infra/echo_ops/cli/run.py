@@ -61,7 +61,7 @@ def run_role(
     settings = settings_of_kind(read_settings(config), flags.kind)
     process = f"{role.value}.{name}" if name else role.value
     form = log_format or settings.logs.format
-    set_up_logs(log_file, form, run=settings.run.name, role=role.value, process=process)
+    set_up_logs(log_file, form, run=settings.run.name, role=role.value, process=process, level=settings.logs.level)
     try:
         _run_role(role, settings, name=name, announce=announce, arguments=arguments)
     except EchoError as exc:

@@ -64,7 +64,9 @@ def test_it_says_what_it_is_about_where_that_is_known(lines: Lines) -> None:
         thread.start()
         thread.join()
     logger.info("after")
-    assert [(line.get("group"), line.get("version")) for line in lines()] == [("digits-7/512", 12), (None, None), (None, None)]
+    logger.info("of one line", extra={"group": "digits-7/513"})
+    found = [(line.get("group"), line.get("version")) for line in lines()]
+    assert found == [("digits-7/512", 12), (None, None), (None, None), ("digits-7/513", None)]
 
 
 def test_one_record_is_one_line_whatever_it_holds(lines: Lines) -> None:
