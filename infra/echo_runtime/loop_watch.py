@@ -19,6 +19,7 @@ from echo_runtime.notices import STANDSTILL_S, Notices
 _EVERY_S = 0.25
 # Longer than any proper computation on an event loop.
 _LATE_S = 1.0
+_MEANWHILE_EVERY_S = 5.0
 
 PLACE = "event loop"
 Name = Callable[[FrameType], "str | None"]
@@ -28,10 +29,15 @@ Name = Callable[[FrameType], "str | None"]
 class LoopWatch:
     """Watches one event loop. `start` it on the loop, and `close` it."""
 
-    def __init__(self, notices: Notices, clock: Clock, *, name: Name = lambda frame: None) -> None:
+    def __init__(
+        self, notices: Notices, clock: Clock, *, name: Name = lambda frame: None, meanwhile: Callable[[], object] = lambda: None
+    ) -> None:
+        """`meanwhile`: called every five seconds while the loop is late, on the watch's thread."""
         self._notices = notices
         self._clock = clock
         self._name = name
+        self._meanwhile = meanwhile
+        self._next_s = clock.monotonic_s() + _MEANWHILE_EVERY_S
         self._beat_s = clock.monotonic_s()
         self._thread_id = 0
         self._stop = threading.Event()
@@ -57,9 +63,13 @@ class LoopWatch:
 
     def look(self) -> None:
         """Add a notice if the loop is late now."""
-        late_s = self._clock.monotonic_s() - self._beat_s
+        now_s = self._clock.monotonic_s()
+        late_s = now_s - self._beat_s
         if late_s >= _LATE_S:
             self._notices.say(PLACE, self._sentence(late_s))
+            if now_s >= self._next_s:
+                self._next_s = now_s + _MEANWHILE_EVERY_S
+                self._meanwhile()
 
     async def _beat(self) -> None:
         while True:

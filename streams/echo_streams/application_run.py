@@ -1,18 +1,23 @@
 """Builds one reward application and runs it, from the views that it reads to Faust's client.
 
-Threads: everything runs on the event loop of `serve`; a view of the learner's progress reads on a thread of its own.
+Threads: everything runs on the event loop of `serve`; a view of the learner's progress reads on a thread of its own; the watch of the loop
+counts what waits while a function holds the loop up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import socket
+from contextlib import closing
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from echo_bus.errors import TransportError
 from echo_bus.reading.view import CompactedView
+from echo_bus.requests.dispatch import WorkObserver
 from echo_runtime.loop_watch import PLACE, LoopWatch, place_of
 from echo_runtime.opening import throttle_report
 from echo_runtime.process import RoleProcess
@@ -31,6 +36,8 @@ from echo_tasks.rewards import RewardKind
 if TYPE_CHECKING:
     # Faust takes seconds to import; the checks before should fail without it.
     from echo_streams.faust_app import AppOptions, RewardApp
+
+logger = logging.getLogger(__name__)
 
 # Share of the process's time to end in which it scores what was read. Faust takes more than a second to stop.
 _FINISH_SHARE = 0.4
@@ -78,14 +85,14 @@ class ApplicationRun:
         metrics = StreamsMetrics(process.registry)
         pool = self._pool(metrics)
         processor = self._processor(pool, metrics)
-        watch = LoopWatch(process.notices, process.clock, name=self._reward_at)
+        app = RewardApp(self._options(pool), processor.process, metrics=metrics, places=process.places, clock=process.clock)
+        watch = LoopWatch(process.notices, process.clock, name=self._reward_at, meanwhile=lambda: self._count_backlog(app))
         process.health_checks[PLACE] = watch.check
         beside_it: list[asyncio.Task[None]] = []
         try:
             watch.start()
             if pool is not None:
                 await pool.start()
-            app = RewardApp(self._options(pool), processor.process, metrics=metrics, places=process.places, clock=process.clock)
             beside_it.append(asyncio.create_task(self._second_look(app, processor).run(), name="second look"))
             if self.options.ends_with_run:
                 end = RunEnd(self._latest, lambda: app.num_done, process.clock)
@@ -151,6 +158,16 @@ class ApplicationRun:
             send=app.send,
             clock=process.clock,
         )
+
+    def _count_backlog(self, app: RewardApp) -> None:
+        """Ask the cluster how much waits: Faust's client knows only as far as it has fetched, and the loop, which is held up, drives it."""
+        bus = self.process.bus
+        physical = bus.namespace.topic(TRAJECTORIES)
+        try:
+            with closing(WorkObserver(bus.cluster, physical=physical, group=self.group, client_id=bus.client_id)) as observer:
+                app.set_lag(observer.observe(self.num_partitions))
+        except TransportError as exc:
+            logger.debug("What waits while the event loop is held up is not known: %s", exc)
 
     def _latest(self) -> Progress | None:
         return self.progress.get(self.process.settings.run.name)

@@ -29,6 +29,7 @@ from echo_bus.client.kafka_errors import refused
 from echo_bus.client.profiles import GATHERING_MIN_BYTES
 from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized, TransportError
+from echo_bus.requests.dispatch import PartitionWork
 from echo_core.bottleneck import Place, Use
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import StopSignal
@@ -141,7 +142,8 @@ class RewardApp:
         # By partition, in the order of their offsets, from the first one that is not acknowledged on.
         self._received: defaultdict[int, deque[_Received]] = defaultdict(deque)
         self._draining = False
-        self._done: dict[int, int] = {}
+        # By partition, the first offset whose rewards are not delivered.
+        self._undone: dict[int, int] = {}
         self.num_done = 0
         """Trajectories whose rewards this process has delivered."""
         self._assigned: set[Any] | None = None
@@ -196,6 +198,7 @@ class RewardApp:
         async for event in stream.channel:
             if not self._draining and event.message.generation_id == self._app.consumer_generation_id:
                 received = _Received(event)
+                self._undone.setdefault(event.message.partition, event.message.offset)
                 self._received[event.message.partition].append(received)
                 await self._batcher.put(received)
 
@@ -254,7 +257,7 @@ class RewardApp:
                 event = waiting.popleft().event
                 if event.message.generation_id == generation:
                     event.ack()
-                    self._done[partition] = event.message.offset
+                    self._undone[partition] = event.message.offset + 1
 
     def _raise_failure(self) -> None:
         if self._batcher.failure is not None:
@@ -291,16 +294,21 @@ class RewardApp:
         self._metrics.partitions.set(len(assigned))
         if assigned != self._assigned:
             for tp in (self._assigned or set()) - assigned:
-                self._done.pop(tp.partition, None)
+                self._undone.pop(tp.partition, None)
                 self._metrics.lag.remove(str(tp.partition))
             self._assigned = set(assigned)
             logger.info(
                 "Reading %s", ", ".join(f"{tp.topic}[{tp.partition}]" for tp in sorted(assigned)) or "no partition: others have them all"
             )
         for tp in assigned:
-            highwater, done = consumer.highwater(tp), self._done.get(tp.partition)
-            if highwater is not None and done is not None:
-                self._metrics.lag.labels(str(tp.partition)).set(max(0, highwater - done - 1))
+            highwater, undone = consumer.highwater(tp), self._undone.get(tp.partition)
+            if highwater is not None and undone is not None:
+                self._metrics.lag.labels(str(tp.partition)).set(max(0, highwater - undone))
+
+    def set_lag(self, work: Mapping[int, PartitionWork]) -> None:
+        """Set the lag as the cluster tells it, while the loop is held up and does not measure. On any thread."""
+        for tp in self._assigned or ():
+            self._metrics.lag.labels(str(tp.partition)).set(work[tp.partition].outstanding)
 
 
 class _Tokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is not typed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 from echo_tasks.rewards import ScoredSample, reward
@@ -23,4 +24,14 @@ async def patient(sample: ScoredSample) -> float:
         BEGUN.touch()
         while not GATE.exists():
             await asyncio.sleep(0.02)
+    return 1.0
+
+
+@reward(name="stubborn")
+def stubborn(sample: ScoredSample) -> float:
+    """As `patient`, but without letting anything else go on meanwhile."""
+    if sample.completion == "slow":
+        BEGUN.touch()
+        while not GATE.exists():
+            time.sleep(0.02)
     return 1.0

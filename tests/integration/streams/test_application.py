@@ -22,6 +22,7 @@ from tests.unit.core.records import trajectory
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 BREVITY = "my_rewards.py:brevity"
 PATIENT = "my_rewards.py:patient"
+STUBBORN = "my_rewards.py:stubborn"
 GONE_S = 20.0
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -164,6 +165,23 @@ def test_a_request_to_end_in_the_middle_of_a_slow_function_is_obeyed_and_the_nex
     stage.start("2")
     stage.wait_for(slow)
     stage.wait(lambda: stage.outstanding() == 0, "offsets that are committed")
+
+
+def test_what_waits_is_counted_while_a_function_holds_the_loop_up(make_stage: MakeStage) -> None:
+    stage = make_stage(STUBBORN)
+    child = stage.start("1")
+    stage.wait(lambda: child.metric("echo_streams_partitions_assigned") == PARTITIONS, "its partitions")
+    places = stage.publish(samples(0, 1, completion="slow"))
+    stage.wait((stage.folder / "begun").exists, "a judge that was asked")
+    places += stage.publish(samples(100, 40))
+
+    def lag() -> float:
+        return sum(child.metric("echo_streams_lag", str(partition)) for partition in range(PARTITIONS))
+
+    stage.wait(lambda: lag() == 41, "all of them to be counted")
+    (stage.folder / "gate").touch()
+    stage.wait_for(places)
+    stage.wait(lambda: lag() == 0, "lag 0")
 
 
 def test_processes_share_the_work_and_another_application_joins_a_run_that_goes_on(make_stage: MakeStage) -> None:
