@@ -218,6 +218,7 @@ class BatchRequests:
     def _publish(self, request: RolloutRequest, partition: int, headers: tuple[tuple[str, bytes], ...] = ()) -> None:
         self.publisher.publish(REQUESTS, request, partition=partition, headers=headers)
         self.metrics.requests.labels(request.purpose.value).inc()
+        logger.debug("Group %s is requested, in partition %s", request.group_id, partition, extra={"group": request.group_id})
 
     # How much work each partition has
 
