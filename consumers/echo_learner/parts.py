@@ -40,6 +40,7 @@ from echo_learner.training.batch import SignalSource
 from echo_learner.training.config import assembly_limits, logprob_tolerance
 from echo_learner.training.ranks import Trainer
 from echo_learner.trust import WorkerTrust
+from echo_runtime.opening import held_by_quota
 from echo_runtime.process import RoleProcess
 from echo_schemas.columns import pack_seqs
 from echo_schemas.records import Control, Progress, WorkerStatus
@@ -121,7 +122,15 @@ class _Opening:
         reader = self._reader(publisher, check)
         intake = keep(self._intake(reader, assembler, trust, evaluations, keeps_texts=reads_texts(task)))
         progress = _first_progress(beginning)
-        heartbeat = keep(ProgressHeartbeat(publisher, progress, clock, closed_from=intake.closed_from, read=intake.read_from))
+        heartbeat = keep(
+            ProgressHeartbeat(
+                publisher,
+                progress,
+                clock,
+                closed_from=intake.closed_from,
+                read=lambda base: {**intake.read_from(base), "held": held_by_quota(process.notices)},
+            )
+        )
         opening = open_source(
             process, state, intake, assembler=assembler, roster=roster, publisher=publisher, prompts=self.prompts, metrics=metrics
         )  # fmt: skip

@@ -19,6 +19,7 @@ from echo_settings import Settings
 
 # Shorter delays also occur under a wide quota.
 _WORTH_SAYING_S = 0.1
+_QUOTA = "quota of its "
 _HELD_BACK = {"producer": ("writing", "producer_byte_rate"), "consumer": ("reading", "consumer_byte_rate")}
 
 
@@ -71,9 +72,14 @@ def throttle_report(metrics: BusMetrics, notices: Notices | None) -> Callable[[s
         if notices is not None and seconds >= _WORTH_SAYING_S:
             doing, quota = _HELD_BACK.get(kind, ("asking", "request_percentage"))
             notices.say(
-                f"quota of its {kind}s",
+                f"{_QUOTA}{kind}s",
                 f"A client quota of the cluster holds this process's {doing} back, its newest request for {seconds:.1f} s. It goes on, "
                 f"slower; if that is too slow, ask the cluster's operator for a larger {quota}.",
             )
 
     return held_back
+
+
+def held_by_quota(notices: Notices) -> str | None:
+    """The newest sentences of `throttle_report`; None if nothing was held back lately."""
+    return " ".join(sentence for place, sentence in notices.current().items() if place.startswith(_QUOTA)) or None

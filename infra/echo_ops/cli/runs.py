@@ -60,6 +60,9 @@ def list_runs(config: Config = None, as_json: AsJson = False) -> None:
         started, heard = shown_time(run.created_ms), _heard(line, now_ms)
         table.add_row(run.run_id, line.status.value, _version(line), run.mode.value, run.task, started, heard)
     out.print(table)
+    for line in lines:
+        if line.status is RunStatus.THROTTLED and line.progress is not None:
+            remark(line.run.run_id, [str(line.progress.held)])
 
 
 def show(name: RunId, config: Config = None) -> None:
@@ -79,6 +82,8 @@ def show(name: RunId, config: Config = None) -> None:
         "software": ", ".join(f"{package} {version}" for package, version in run.software.items()),
     }
     if progress is not None:
+        if progress.held:
+            rows["held back"] = progress.held
         rows["groups"] = f"{progress.groups_trained:,} trained, {progress.groups_dropped:,} dropped, {progress.groups_ready:,} ready"
     if line.order is not None and line.order.run is not None:
         rows["ordered"] = f"{line.order.run.state.value}, by {line.order.issued_by}, {shown_time(line.order.time_ms)}"
@@ -222,6 +227,7 @@ def _plain(line: RunLine) -> dict[str, object]:
         "model": run.model,
         "created_ms": run.created_ms,
         "heard_ms": None if progress is None else progress.time_ms,
+        "held": None if progress is None else progress.held,
         "parent_run": run.parent_run,
         "parent_version": run.parent_version,
     }
@@ -240,6 +246,6 @@ def _version(line: RunLine) -> str:
 def _heard(line: RunLine, now_ms: int) -> str:
     if line.progress is None:
         return "never"
-    if line.status in {RunStatus.TRAINING, RunStatus.PAUSED, RunStatus.STOPPING}:
+    if line.status in {RunStatus.TRAINING, RunStatus.THROTTLED, RunStatus.PAUSED, RunStatus.STOPPING}:
         return f"{max(0, now_ms - line.progress.time_ms) / 1000:.0f} s ago"
     return shown_time(line.progress.time_ms)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,10 +16,14 @@ from echo_schemas.topics import PROGRESS, RUNS
 
 # A learner writes its progress at least once a second.
 _HEARD_MS = 10_000
+# A quota holds single records back for minutes, and the reading of the log at a start as well.
+_HEARD_UNDER_QUOTA_MS = 600_000
 
 
 class RunStatus(StrEnum):
     TRAINING = "training"
+    THROTTLED = "throttled"
+    """A client quota holds its learner back (`Progress.held`): what is heard of it may be minutes old."""
     PAUSED = "paused"
     """Its learner is alive and waits for an order to go on."""
     STOPPING = "stopping"
@@ -43,7 +48,7 @@ class RunLine:
     @property
     def is_alive(self) -> bool:
         """Whether its learner wrote progress lately."""
-        return self.status in {RunStatus.TRAINING, RunStatus.PAUSED, RunStatus.STOPPING}
+        return self.status in {RunStatus.TRAINING, RunStatus.THROTTLED, RunStatus.PAUSED, RunStatus.STOPPING}
 
 
 def read_runs(bus: Bus) -> list[RunLine]:
@@ -65,10 +70,14 @@ def line_of(run: Run, progress: Progress | None, order: Control | None, now_ms: 
     """The state of a run at `now_ms`."""
     wanted = ordered_state(order)
     steps = _steps_of(run)
-    is_heard = progress is not None and now_ms - progress.time_ms <= _HEARD_MS
-    if is_heard:
+    age_ms = math.inf if progress is None else now_ms - progress.time_ms
+    is_finished = progress is not None and 0 < steps <= progress.version
+    is_held = progress is not None and progress.held is not None and age_ms <= _HEARD_UNDER_QUOTA_MS
+    if is_held and wanted is RunState.RUNNING and not is_finished:
+        status = RunStatus.THROTTLED
+    elif age_ms <= _HEARD_MS:
         status = {RunState.RUNNING: RunStatus.TRAINING, RunState.PAUSED: RunStatus.PAUSED, RunState.STOPPING: RunStatus.STOPPING}[wanted]
-    elif progress is not None and 0 < steps <= progress.version:
+    elif is_finished:
         status = RunStatus.FINISHED
     else:
         status = RunStatus.STOPPED if wanted is RunState.STOPPING else RunStatus.SILENT

@@ -69,7 +69,8 @@ class Progress(Record):
     `next_seq`: all lower seqs are trained or dropped, and a checkpoint holds that. From `next_seq` on `closed` names the seqs that are
     trained or dropped as of `version`, and `seen` those of which the learner has read a record, or that are closed by now
     (`columns.pack_seqs`). `read_s`: the learner has read all records that the log held for it at this time; `clock_s`: the present time;
-    both of the learner's monotonic clock, comparable within a session. None: an older learner wrote the record, or has read nothing yet."""
+    both of the learner's monotonic clock, comparable within a session. None: an older learner wrote the record, or has read nothing yet.
+    `held`: the sentence about a client quota that holds the learner back at present."""
 
     SCHEMA: ClassVar[str] = "progress"
 
@@ -85,6 +86,7 @@ class Progress(Record):
     seen: bytes | None = None
     clock_s: float | None = None
     read_s: float | None = None
+    held: str | None = None
     time_ms: int
 
     def validate(self) -> None:

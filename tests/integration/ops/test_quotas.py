@@ -15,11 +15,14 @@ from prometheus_client import CollectorRegistry
 from echo_bus.client import profiles
 from echo_bus.clock import Deadline
 from echo_bus.metrics import BusMetrics
+from echo_learner.heartbeat import ProgressHeartbeat
 from echo_runtime.notices import Notices
-from echo_runtime.opening import open_bus
+from echo_runtime.opening import held_by_quota, open_bus
 from echo_schemas.naming import Namespace
-from echo_schemas.topics import DROPS
+from echo_schemas.records import Progress
+from echo_schemas.topics import DROPS, PROGRESS
 from echo_settings import load_settings
+from tests.examples import load_examples
 from tests.integration.ops.quotas import set_quota
 
 pytestmark = pytest.mark.kafka
@@ -42,7 +45,8 @@ def test_a_throttled_process_goes_on_and_says_why_it_is_slow(
     physical = namespace.topic(DROPS)
     # Kept in a variable: an admin client that is collected while its future runs cancels it.
     admin = bus.cluster.admin()
-    admin.create_topics([NewTopic(physical, 1, 1)])[physical].result(WAIT_S)
+    for name in (physical, namespace.topic(PROGRESS)):
+        admin.create_topics([NewTopic(name, 1, 1)])[name].result(WAIT_S)
     set_quota(kafka_bootstrap, bus.client_id, producer_byte_rate=RATE, consumer_byte_rate=RATE)
     noise, started_s = random.Random(1), time.monotonic()
     with caplog.at_level(logging.WARNING), closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
@@ -52,6 +56,16 @@ def test_a_throttled_process_goes_on_and_says_why_it_is_slow(
     assert throttled_s(metrics, "producer") > 1.0
     assert "a larger producer_byte_rate" in notices.current()["quota of its producers"]
     assert "holds this process's writing back" in caplog.text
+
+    # What the cluster's `runs list` has of it.
+    with closing(bus.publisher(profiles.PRODUCER_LATENCY)) as publisher:
+        progress = load_examples(PROGRESS)["progress.json"]
+        assert isinstance(progress, Progress)
+        heartbeat = ProgressHeartbeat(publisher, progress, bus.clock, read=lambda base: {"held": held_by_quota(notices)})
+        heartbeat.start()
+        heartbeat.close()
+    told = bus.newest(PROGRESS, Progress)[progress.run_id]
+    assert "holds this process's writing back" in str(told.held)
 
     consumer = bus.cluster.consumer({**profiles.READER, "client.id": bus.client_id})
     with closing(consumer):

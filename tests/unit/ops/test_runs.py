@@ -31,8 +31,8 @@ def run(steps: int = 10) -> Run:
     return replace(RUN, config=json.dumps({"learner": {"steps": steps}}))
 
 
-def spoke(ago_ms: int, version: int = 3) -> Progress:
-    return replace(SPOKE, version=version, published=0, time_ms=NOW_MS - ago_ms)
+def spoke(ago_ms: int, version: int = 3, held: str | None = None) -> Progress:
+    return replace(SPOKE, version=version, published=0, held=held, time_ms=NOW_MS - ago_ms)
 
 
 def told(state: RunState) -> Control:
@@ -51,13 +51,19 @@ def told(state: RunState) -> Control:
         (spoke(60_000), None, RunStatus.SILENT),
         (spoke(60_000, version=10), None, RunStatus.FINISHED),
         (spoke(60_000, version=10), told(RunState.STOPPING), RunStatus.FINISHED),
+        (spoke(500, held="a quota"), None, RunStatus.THROTTLED),
+        (spoke(60_000, held="a quota"), None, RunStatus.THROTTLED),
+        (spoke(500, held="a quota"), told(RunState.PAUSED), RunStatus.PAUSED),
+        (spoke(60_000, held="a quota"), told(RunState.STOPPING), RunStatus.STOPPED),
+        (spoke(60_000, held="a quota", version=10), None, RunStatus.FINISHED),
+        (spoke(700_000, held="a quota"), None, RunStatus.SILENT),
         (None, None, RunStatus.SILENT),
     ],
 )
 def test_how_a_run_stands(progress: Progress | None, order: Control | None, status: RunStatus) -> None:
     line = line_of(run(), progress, order, NOW_MS)
     assert line.status is status
-    assert line.is_alive == (progress is not None and progress.time_ms > NOW_MS - 10_000)
+    assert line.is_alive == (status not in {RunStatus.SILENT, RunStatus.STOPPED, RunStatus.FINISHED})
 
 
 @pytest.mark.parametrize("config", ["", "[]", "{}", '{"learner": {"steps": "many"}}'])
