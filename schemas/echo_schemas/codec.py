@@ -18,17 +18,19 @@ from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import RECORDS, Record
 from echo_schemas.registry import LockFileRegistry, SchemaIds
 from echo_schemas.schemas import newest
+from echo_schemas.straight import Read, Write, reader_of, writer_of
 
 MAGIC = 0
 _PREFIX = struct.Struct(">bI")
-# Avro's `bytes` is a length and the bytes; this is the empty one.
-_NO_BYTES = b"\x00"
 # Errors of fastavro or a converter for values that do not fit the schema.
 _UNFIT = (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError, struct.error)
 
 
-_Reader = tuple[type[Record], Converter, Any, Any]
-"""The record of one schema id, its converter, the writer's schema, and the reader's if it is another one."""
+_Writer = tuple[bytes, Write, Converter, Any]
+"""The prefix of a record's newest schema, what writes it, and for fastavro a converter and the schema."""
+_Reader = tuple[type[Record], Read | None, Converter, Any, Any]
+"""The record of one schema id; what reads it, if that is the newest schema; and for fastavro a converter, the writer's schema, and the
+reader's if it is another one."""
 
 
 class Codec:
@@ -38,7 +40,7 @@ class Codec:
         self.ids = ids
         """The source of schema ids."""
         self._by_full_name = {newest(record.SCHEMA).full_name: record for record in RECORDS}
-        self._writers: dict[type[Record], tuple[bytes, Any, Converter, str | None]] = {}
+        self._writers: dict[type[Record], _Writer] = {}
         self._readers: dict[int, _Reader] = {}
 
     def encode(self, record: Record) -> bytes:
@@ -46,18 +48,16 @@ class Codec:
         writer = self._writers.get(type(record))
         if writer is None:
             writer = self._writers[type(record)] = self._writer_of(type(record))
-        prefix, schema, converter, tail = writer
-        buffer = io.BytesIO()
-        buffer.write(prefix)
+        prefix, write, converter, schema = writer
         try:
             record.validate()
-            plain = converter.to_plain(record)
-            if tail is None:
-                fastavro.schemaless_writer(buffer, schema, plain)
+            try:
+                return write(record, prefix)
+            except Exception:  # a value that only fastavro knows, or none does
+                buffer = io.BytesIO()
+                buffer.write(prefix)
+                fastavro.schemaless_writer(buffer, schema, converter.to_plain(record))
                 return buffer.getvalue()
-            data, plain[tail] = plain[tail], b""
-            fastavro.schemaless_writer(buffer, schema, plain)
-            return b"".join((memoryview(buffer.getvalue())[: -len(_NO_BYTES)], _avro_length(data), data))
         except _UNFIT as exc:
             raise InvalidRecord(
                 InvalidReason.MALFORMED, f"A {type(record).__name__} holds a value that its schema does not allow: {exc}."
@@ -75,37 +75,21 @@ class Codec:
         reader = self._readers.get(schema_id)
         if reader is None:
             reader = self._readers[schema_id] = self._reader_of(schema_id)
-        cls, converter, writer_schema, reader_schema = reader
-        buffer = io.BytesIO(payload)
-        buffer.seek(_PREFIX.size)
+        read = reader[1]
+        if read is None:
+            return _resolved(payload, reader)
         try:
-            plain: Any = fastavro.schemaless_reader(buffer, writer_schema, reader_schema)
-            record: Record = converter.from_plain(plain)
-            if buffer.tell() != len(payload):
-                raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"{len(payload) - buffer.tell()} bytes follow the {cls.__name__}.")
+            record: Record = read(payload, _PREFIX.size)
             record.validate()
-        except SchemaResolutionError as exc:
-            raise InvalidRecord(
-                InvalidReason.UNEXPECTED_RECORD,
-                f"Schema id {schema_id} is a {cls.__name__} that our newest version cannot read: {exc}.",
-                hint="The writer's schema is not compatible: run `echoswarm schemas check` where it was made.",
-            ) from exc
         except InvalidRecord:
             raise
-        except Exception as exc:  # on arbitrary bytes fastavro, a converter or a check may raise any error
-            cut = buffer.tell() >= len(payload)
-            raise InvalidRecord(
-                InvalidReason.TRUNCATED if cut else InvalidReason.MALFORMED,
-                f"The bytes are not those of a whole {cls.__name__} ({type(exc).__name__}).",
-            ) from exc
+        except Exception:  # not as our writers write it: fastavro decides whether it is a record
+            return _resolved(payload, reader)
         return record
 
-    def _writer_of(self, record: type[Record]) -> tuple[bytes, Any, Converter, str | None]:
-        """Prefix, schema, converter, and the last field's name if it holds bytes: fastavro copies such a field 4 times, `encode` once."""
+    def _writer_of(self, record: type[Record]) -> _Writer:
         schema = newest(record.SCHEMA)
-        last = schema.parsed["fields"][-1]
-        tail = last["name"] if last["type"] == "bytes" else None
-        return _PREFIX.pack(MAGIC, self.ids.id_of(schema)), schema.parsed, converter_of(record), tail
+        return _PREFIX.pack(MAGIC, self.ids.id_of(schema)), writer_of(record, schema), converter_of(record), schema.parsed
 
     def _reader_of(self, schema_id: int) -> _Reader:
         schema = self.ids.schema_of(schema_id)
@@ -113,18 +97,39 @@ class Codec:
         if record is None:
             raise InvalidRecord(InvalidReason.UNEXPECTED_RECORD, f"Schema id {schema_id} is {schema.full_name}, not one of our records.")
         own = newest(record.SCHEMA)
+        if schema.fingerprint == own.fingerprint:
+            return record, reader_of(record, own), converter_of(record), schema.parsed, None
         # Resolution costs time on every message: use it only if the versions differ.
-        return record, converter_of(record), schema.parsed, None if schema.fingerprint == own.fingerprint else own.parsed
+        return record, None, converter_of(record), schema.parsed, own.parsed
 
 
-def _avro_length(data: bytes) -> bytes:
-    """Avro's variable-length, zig-zag coded `long` of a length (specification, "Primitive Types")."""
-    rest, coded = len(data) * 2, bytearray()
-    while rest > 0x7F:
-        coded.append(rest & 0x7F | 0x80)
-        rest >>= 7
-    coded.append(rest)
-    return bytes(coded)
+def _resolved(payload: bytes, reader: _Reader) -> Record:
+    """The record of `payload` by fastavro, which resolves other versions into the newest. Raises InvalidRecord."""
+    cls, _, converter, writer_schema, reader_schema = reader
+    buffer = io.BytesIO(payload)
+    buffer.seek(_PREFIX.size)
+    try:
+        plain: Any = fastavro.schemaless_reader(buffer, writer_schema, reader_schema)
+        record: Record = converter.from_plain(plain)
+        if buffer.tell() != len(payload):
+            raise InvalidRecord(InvalidReason.LENGTH_MISMATCH, f"{len(payload) - buffer.tell()} bytes follow the {cls.__name__}.")
+        record.validate()
+    except SchemaResolutionError as exc:
+        _, schema_id = _PREFIX.unpack_from(payload)
+        raise InvalidRecord(
+            InvalidReason.UNEXPECTED_RECORD,
+            f"Schema id {schema_id} is a {cls.__name__} that our newest version cannot read: {exc}.",
+            hint="The writer's schema is not compatible: run `echoswarm schemas check` where it was made.",
+        ) from exc
+    except InvalidRecord:
+        raise
+    except Exception as exc:  # on arbitrary bytes fastavro, a converter or a check may raise any error
+        cut = buffer.tell() >= len(payload)
+        raise InvalidRecord(
+            InvalidReason.TRUNCATED if cut else InvalidReason.MALFORMED,
+            f"The bytes are not those of a whole {cls.__name__} ({type(exc).__name__}).",
+        ) from exc
+    return record
 
 
 @functools.cache

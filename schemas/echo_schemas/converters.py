@@ -26,13 +26,17 @@ class Converter:
         fixes = {name: _fixes_for(hints[name]) for name in names}
         self.to_plain: Callable[[Any], dict[str, Any]] = _generate(_writer_source(fixes), fixes, 0, {})
         """The dictionary that fastavro writes."""
-        # A frozen dataclass sets each field through object.__setattr__. A twin with the same slots allows plain assignments; its class is
-        # replaced by the real one when it is complete.
-        twin = type(cls.__name__, cls.__bases__, {"__slots__": tuple(names)})
+        twin = twin_of(cls)
         self.from_plain: Callable[[dict[str, Any]], Any] = _generate(
             _reader_source(fixes), fixes, 1, {"new": twin.__new__, "twin": twin, "cls": cls}
         )
         """The record of a dictionary that fastavro read."""
+
+
+def twin_of(cls: type[Any]) -> type[Any]:
+    """A class with the slots of the dataclass `cls`. A frozen dataclass sets each field through object.__setattr__; the twin allows plain
+    assignments, and a complete object's class is replaced by the real one."""
+    return type(cls.__name__, cls.__bases__, {"__slots__": tuple(field.name for field in dataclasses.fields(cls))})
 
 
 def _writer_source(fixes: Mapping[str, tuple[Fix | None, Fix | None]]) -> str:

@@ -35,7 +35,7 @@ from tests.fuzz.readers import READERS
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("schemas", "infra", "producers", "streams", "consumers")
 # Their source is made in the same function, of names of our own fields.
-MAKES_CODE = {("schemas/echo_schemas/projection.py", "exec"), ("schemas/echo_schemas/converters.py", "exec")}
+MAKES_CODE = {(f"schemas/echo_schemas/{name}.py", "exec") for name in ("projection", "straight", "converters")}
 _MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib", "jsonpickle"}
 _BUILTINS = {"eval", "exec", "compile", "__import__"}
 _CALLS = {"torch.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "pandas.read_pickle", "pd.read_pickle"}
