@@ -15,7 +15,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from echo_bus.clock import Clock
@@ -330,7 +329,7 @@ class Intake:
                     self._evaluations.add_trajectory(message.coordinates, record)
                     continue
                 if not self._keeps_texts:
-                    record = replace(record, prompt="", completion="", entry="")
+                    record.forget_texts()
                 if record.purpose is Purpose.PROBE:
                     self._offer_probe(record)
                 elif self._trust.wants(record) and self._limits.fault_of(record) is None:

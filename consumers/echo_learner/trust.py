@@ -216,6 +216,8 @@ def is_comparable(trajectory: Trajectory) -> bool:
 
 
 def _claims(trajectory: Trajectory) -> tuple[Claim, ...]:
+    if trajectory.min_version == trajectory.max_version:
+        return ((trajectory.worker_id, trajectory.min_version),)
     return tuple((trajectory.worker_id, version) for version in sorted({span.version for span in trajectory.version_spans}))
 
 

@@ -44,6 +44,8 @@ class _Open:
     chosen: str | None = None
     waited_s: float = 0.0
     ready: ReadyGroup | None = None
+    lacking: _Sample | None = None
+    """Of a whole group: a sample whose rewards are missing, so that one of the others needs no look at them all."""
 
     def samples(self) -> Iterable[_Sample]:
         return (sample for members in self.attempts.values() for sample in members.values())
@@ -328,19 +330,22 @@ class GroupAssembler:
             return
         sample.rewards[reward.name] = (at.offset, reward)
         group = self._open[seq]
-        if group.chosen == sample.trajectory.attempt:
+        if group.chosen == sample.trajectory.attempt and (group.lacking is None or group.lacking is sample):
             self._make_ready(group)
 
     def _make_ready(self, group: _Open) -> None:
         """Build the ready group if every required reward is there, or past its deadline."""
         assert group.chosen is not None
         members = []
-        for _, sample in sorted(group.attempts[group.chosen].items()):
+        group.lacking = None
+        # Rewards mostly come in the members' order, so the last one tells most.
+        for _, sample in sorted(group.attempts[group.chosen].items(), reverse=True):
             scores = self._scores_of(sample, group.waited_s)
             if scores is None:
+                group.lacking = sample
                 return
             members.append(Member(where=sample.where, trajectory=sample.trajectory, scores=scores))
-        group.ready = ReadyGroup(seq=group.seq, attempt=group.chosen, members=tuple(members))
+        group.ready = ReadyGroup(seq=group.seq, attempt=group.chosen, members=tuple(reversed(members)))
 
     def _scores_of(self, sample: _Sample, waited_s: float) -> dict[str, Score] | None:
         """The sample's scores, or None while a required one may still come. A reward that will not come and has no default is left out."""

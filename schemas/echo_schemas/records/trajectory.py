@@ -166,6 +166,12 @@ class Trajectory(Record):
         """Number of generated tokens, G."""
         return len(self.logprobs) // LOGPROB_BYTES
 
+    def forget_texts(self) -> None:
+        """Empty prompt, completion and entry of a record that nobody else holds: of thousands of open ones they are most of the memory, and
+        a copy without them would take as long as decoding."""
+        for name in ("prompt", "completion", "entry"):
+            object.__setattr__(self, name, "")
+
     def validate(self) -> None:
         if self.seq < 0 or self.index < 0 or self.min_version < 0:
             raise InvalidRecord(
