@@ -33,6 +33,7 @@ from echo_bus.requests.dispatch import PartitionWork
 from echo_core.bottleneck import Place, Use
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import StopSignal
+from echo_schemas.headers import Header
 from echo_schemas.rights import Resource
 from echo_streams.batching import MAX_IN_FLIGHT, Batcher
 from echo_streams.driver import App, QuietMonitor, TableManager, Transport
@@ -217,8 +218,16 @@ class RewardApp:
 
     async def _begin(self, answers: list[Outgoing]) -> list[Awaitable[Any]]:
         """Begin to write `answers`; returns their deliveries."""
-        write = self._app.producer.send
-        return [await write(answer.topic, answer.key, answer.value, answer.partition, None, answer.headers) for answer in answers]
+        producer, deliveries = self._app.producer, []
+        together: defaultdict[tuple[str, int], list[tuple[bytes | None, bytes | None, list[Header]]]] = defaultdict(list)
+        for answer in answers:
+            if answer.partition is None:
+                deliveries.append(await producer.send(answer.topic, answer.key, answer.value, None, None, answer.headers))
+            else:
+                together[answer.topic, answer.partition].append((answer.key, answer.value, answer.headers))
+        for (topic, partition), records in together.items():
+            deliveries += await producer.send_batch(topic, partition, records)
+        return deliveries
 
     async def _handle(self, batch: list[_Received]) -> None:
         """Score one batch, deliver the rewards, and only then acknowledge it."""
