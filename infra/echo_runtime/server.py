@@ -15,8 +15,10 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import MappingProxyType, TracebackType
 from typing import Self
+from urllib.parse import parse_qs
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from echo_schemas.errors import UserError
@@ -29,7 +31,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_NAMES = 16_384
 
 
-def exposition(registry: CollectorRegistry) -> bytes:
+def exposition(registry: Collector) -> bytes:
     """What prometheus_client's `generate_latest` says of counters, gauges and histograms, in half the time: there each name and label of
     each series is checked and escaped again at every scrape, here once. No exemplars and no times of samples: we have none.
     """
@@ -145,9 +147,11 @@ def _handler_of(
 ) -> type[HttpHandler]:
     class Handler(HttpHandler):
         def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
+            path, _, query = self.path.partition("?")
             if path == "/metrics":
-                self.send(HTTPStatus.OK, exposition(registry), CONTENT_TYPE)
+                # As prometheus_client's own server: `?name[]=` asks for some series, and the collectors of others are left alone.
+                names = parse_qs(query).get("name[]")
+                self.send(HTTPStatus.OK, exposition(registry if names is None else registry.restricted_registry(names)), CONTENT_TYPE)
             elif path in routes:
                 problems = {name: problem for name, check in list(routes[path].items()) if (problem := check()) is not None}
                 status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK

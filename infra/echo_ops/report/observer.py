@@ -41,7 +41,9 @@ _READ_S = 0.25
 _EVERY_S = 2.0
 _IMPORTED = {"learner": Milestone.LEARNER_IMPORTED, "worker": Milestone.WORKER_IMPORTED}
 _FINISH_S = 30.0
-_LINE = re.compile(r'^echo_place_seconds_total\{place="(\w+)",use="(\w+)"\} ([0-9.e+-]+)$', re.MULTILINE)
+# No other series: collecting them all would cost a learner ten times as much.
+_PLACES = "echo_place_seconds_total"
+_LINE = re.compile(rf"^{_PLACES}" + r'\{place="(\w+)",use="(\w+)"\} ([0-9.e+-]+)$', re.MULTILINE)
 _TIMEOUT_S = 1.0
 
 
@@ -177,7 +179,7 @@ class Observer:
 
 def scrape_places(url: str) -> dict[Place, PlaceUse] | None:
     """The counters now; None if the process does not answer within a second."""
-    text = _read(f"{url}/metrics")
+    text = _read(f"{url}/metrics?name[]={_PLACES}")
     return None if text is None else parse_places(text)
 
 

@@ -32,6 +32,7 @@ def test_three_nodes_survive_the_loss_of_one_and_notice_it_quickly() -> None:
 def test_a_single_node_is_fenced_less_eagerly() -> None:
     properties = node_properties(1, PORTS[:1], Path("/data"), security={}, extra={})
     assert int(properties["broker.session.timeout.ms"]) > 2000
+    assert int(properties["broker.session.timeout.ms"]) >= 4 * int(properties["broker.heartbeat.interval.ms"])
     assert "replica.lag.time.max.ms" not in properties
 
 

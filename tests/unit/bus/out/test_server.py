@@ -52,6 +52,12 @@ def test_metrics_are_served_in_prometheus_form(server: MetricsServer) -> None:
     assert 'echo_bus_records_read_total{topic="requests"} 3.0' in body
 
 
+def test_some_series_are_served_without_the_others(server: MetricsServer) -> None:
+    status, body = get(server, "/metrics?name[]=echo_bus_records_read_total&name[]=echo_bus_unheard_of")
+    assert status == 200
+    assert [line for line in body.splitlines() if not line.startswith("#")] == ['echo_bus_records_read_total{topic="requests"} 3.0']
+
+
 def test_health_and_readiness_name_what_is_wrong(server: MetricsServer) -> None:
     assert get(server, "/healthz")[0] == get(server, "/readyz")[0] == 200
     problems["weights"] = "No version is installed yet."
