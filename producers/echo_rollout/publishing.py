@@ -25,10 +25,13 @@ from echo_rollout.engines.engine import SnapshotRef
 from echo_rollout.generation import Sample
 from echo_runtime.places import PlaceTimes
 from echo_schemas.columns import pack_logprobs, pack_tokens
+from echo_schemas.converters import maker_of
 from echo_schemas.errors import InvalidRecord
-from echo_schemas.records import Coordinates, Experts, RolloutRequest, Trajectory
+from echo_schemas.records import Coordinates, Experts, RolloutRequest, Trajectory, TrajectorySource
 from echo_schemas.topics import TRAJECTORIES
 from echo_settings import Settings
+
+_make_trajectory = maker_of(Trajectory)
 
 
 def trajectory_profile(settings: Settings) -> profiles.Properties:
@@ -149,8 +152,6 @@ class TrajectoryPublisher:
         records = trajectories_of(group, worker_id=self._worker_id, engine=self._engine)
         acknowledged = _Acknowledgements(group.samples, records[0].attempt, ended)
         try:
-            for record in records:
-                record.validate()
             records.sort(key=_own_bytes, reverse=True)
             for receipt in self._publisher.publish_together(TRAJECTORIES, records):
                 receipt.on_done(acknowledged)
@@ -199,8 +200,9 @@ class _Acknowledgements:
 def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> list[Trajectory]:
     """The records of one attempt, in order of index; the attempt's token is fresh."""
     request, attempt = group.request, uuid.uuid4().hex[:16]
+    metadata = {EVALUATION: request.evaluation} if request.evaluation else {}
     return [
-        Trajectory(
+        _make_trajectory(
             run_id=request.run_id,
             group_id=request.group_id,
             seq=request.seq,
@@ -225,9 +227,10 @@ def trajectories_of(group: FinishedGroup, *, worker_id: str, engine: str) -> lis
             logprob_source=sample.logprob_source,
             logprob_distribution=sample.logprob_distribution,
             experts=None if sample.experts is None else Experts.of(sample.experts),
+            source=TrajectorySource.LIVE,
             finish_reason=sample.finish_reason,
             turn_rewards=sample.turn_rewards,
-            metadata={EVALUATION: request.evaluation} if request.evaluation else {},
+            metadata=metadata,
             requested_ms=request.issued_ms,
             started_ms=group.started_ms,
             finished_ms=group.finished_ms,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from echo_bus.clock import Clock
 from echo_core.evaluation import EVALUATION
 from echo_runtime.notices import Notices
+from echo_schemas.converters import maker_of
 from echo_schemas.records import Coordinates, Purpose, Reward, RewardOutcome, Trajectory
 from echo_settings.sections import ScoringSettings
 from echo_streams.circuit_breaker import CircuitBreaker, NotCalled
@@ -28,6 +29,8 @@ from echo_streams.metrics import StreamsMetrics
 from echo_streams.pool import CallTimedOut, Failure, ProcessDied, ScoringPool, described
 from echo_streams.values import BadValue, Score, end_fork, score_of, scores_of
 from echo_tasks.rewards import RewardFunction, RewardKind, ScoredSample, sample_of
+
+_make_reward = maker_of(Reward)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ class Judgement:
 
     def reward(self, of: Identity, at: Coordinates, time_ms: int, *, run_id: str, name: str, code_version: str, application: str) -> Reward:
         """The record of this judgement of the trajectory `of`, which lies at `at`."""
-        return Reward(
+        return _make_reward(
             run_id=run_id,
             group_id=of.group_id,
             seq=of.seq,
