@@ -24,6 +24,7 @@ from echo_learner.orders import RunOrders
 from echo_learner.parts import LearnerParts
 from echo_learner.start import Beginning
 from echo_learner.step import StepDraft, Stepper
+from echo_learner.training.trainer import TrainingDiverged
 from echo_runtime.logs import logged_with
 from echo_runtime.notices import STANDSTILL_S, Notices, Standstill
 from echo_runtime.process import StopSignal
@@ -124,15 +125,19 @@ class Learner:
     def _step(self, groups: Sequence[ChosenGroup]) -> None:
         parts = self._parts
         started_s, started_ms = parts.process.clock.monotonic_s(), parts.process.clock.time_ms()
-        draft = self._stepper.step(
-            groups,
-            self.version,
-            self._orders.terms,
-            parent=self._committer.parent,
-            measured=self._measured_beside(),
-            costs=parts.costs.take(),
-            delivered=parts.intake.take_delivered(),
-        )
+        try:
+            draft = self._stepper.step(
+                groups,
+                self.version,
+                self._orders.terms,
+                parent=self._committer.parent,
+                measured=self._measured_beside(),
+                costs=parts.costs.take(),
+                delivered=parts.intake.take_delivered(),
+            )
+        except TrainingDiverged:
+            parts.metrics.diverged.set(1)
+            raise
         for claimed, difference in draft.claims:
             parts.trust.judge(claimed, difference)
         for group in groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -20,7 +21,9 @@ class LearnerMetrics:
         self.published = gauge("published", "Newest version that is in the log.")
         self.staleness_budget = gauge("staleness_budget", "[staleness] budget: versions that a sample may be old when it is trained.")
         self.checkpoint_bytes = gauge("checkpoint_bytes", "Bytes of the newest checkpoint.")
-        self.checkpoint_free_bytes = gauge("checkpoint_free_bytes", "Bytes that are free where checkpoints are written.")
+        self.checkpoint_free_bytes = gauge("checkpoint_free_bytes", "Bytes that are free for checkpoints; NaN before the first one.")
+        self.checkpoint_free_bytes.set(math.nan)
+        self.diverged = gauge("diverged", "Whether a number of a step was not finite: 1, and the learner ends; else 0.")
         self.steps = counter("steps", "Training steps completed by this process.")
         self.samples = counter("samples_trained", "Trajectories trained on by this process.")
         self.groups_trained = counter("groups_trained", "Groups trained on by this process.")

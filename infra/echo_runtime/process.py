@@ -30,6 +30,8 @@ from echo_runtime.tracing import open_tracer
 from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
+# The longest usual interval between two scrapes but one minute, which nobody waits for.
+_LAST_SCRAPE_S = 15.0
 
 
 @contextmanager
@@ -101,7 +103,8 @@ def open_role(
     """The parts of a role's process, until the block ends. `role`: of roles.yaml; `name` distinguishes processes of one role in client ids.
 
     `announce`: the file for this process's `Announcement`, written once the metrics server listens. It goes with a process that was told to
-    end; that of one that was killed or failed stays, so that monitoring reports it as missing. `start`: see `RoleProcess`. On the main
+    end; that of one that was killed or failed stays, so that monitoring reports it as missing. One that fails waits until Prometheus has
+    asked it once more, if it does at all. `start`: see `RoleProcess`. On the main
     thread the first SIGTERM or SIGINT sets `stop`; the second one, or the end of [run] drain_s, ends the process.
     """
 
@@ -137,17 +140,21 @@ def open_role(
             target = server.url.removeprefix("http://")
             namespace, run = bus.namespace.name, settings.run.name
             Announcement(target=target, namespace=namespace, run=run, role=role, process=full_name, pid=os.getpid()).write(announce)
-        yield RoleProcess(
-            settings=settings,
-            bus=replace(bus, tracer=tracer),
-            registry=registry,
-            places=PlaceTimes(registry, clock),
-            clock=clock,
-            stop=stop,
-            ready_checks=ready,
-            health_checks=healthy,
-            start=start,
-            notices=notices,
-        )
+        try:
+            yield RoleProcess(
+                settings=settings,
+                bus=replace(bus, tracer=tracer),
+                registry=registry,
+                places=PlaceTimes(registry, clock),
+                clock=clock,
+                stop=stop,
+                ready_checks=ready,
+                health_checks=healthy,
+                start=start,
+                notices=notices,
+            )
+        except Exception:  # whatever ends a role: what it counted last is what alerts are about
+            server.await_scrape(_LAST_SCRAPE_S, stop.on_set)
+            raise
         if announce is not None:
             announce.unlink(missing_ok=True)

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import threading
+import time
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -29,6 +31,8 @@ _number: Callable[[float], str] = floatToGoString
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Several times the number of series of a learner whose bounded labels are all full.
 _MOST_NAMES = 16_384
+# What Prometheus says with each question, and whatever asks as it does.
+_SCRAPER_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 
 
 def exposition(registry: Collector) -> bytes:
@@ -138,12 +142,31 @@ class MetricsServer(HttpServer):
         """`port` 0 takes a free one. The caller may add checks later. `notices`: added to the answers of both sets. Raises UserError."""
         healthy = {} if healthy is None else healthy
         ready = {} if ready is None else ready
-        handler = _handler_of(registry, {"/healthz": healthy, "/readyz": ChainMap(ready, healthy)}, notices)
+        self._scraped_s = -math.inf
+        self._scraped = threading.Event()
+        handler = _handler_of(registry, {"/healthz": healthy, "/readyz": ChainMap(ready, healthy)}, notices, self._note_scrape)
         super().__init__(handler, host, port, what="metrics", hint="Set [metrics] port = 0 to take a free one.")
+
+    def await_scrape(self, most_s: float, on_stop: Callable[[Callable[[], object]], None]) -> None:
+        """Wait until Prometheus has asked once more, at most `most_s`; not at all if it did not ask in the last `most_s`.
+
+        `on_stop` calls what it is given when the process is told to end, which ends the wait too.
+        """
+        if time.monotonic() - self._scraped_s < most_s:
+            self._scraped.clear()
+            on_stop(self._scraped.set)
+            self._scraped.wait(most_s)
+
+    def _note_scrape(self) -> None:
+        self._scraped_s = time.monotonic()
+        self._scraped.set()
 
 
 def _handler_of(
-    registry: CollectorRegistry, routes: Mapping[str, Mapping[str, Check]], notices: Callable[[], Mapping[str, str]]
+    registry: CollectorRegistry,
+    routes: Mapping[str, Mapping[str, Check]],
+    notices: Callable[[], Mapping[str, str]],
+    note_scrape: Callable[[], None],
 ) -> type[HttpHandler]:
     class Handler(HttpHandler):
         def do_GET(self) -> None:
@@ -152,6 +175,8 @@ def _handler_of(
                 # As prometheus_client's own server: `?name[]=` asks for some series, and the collectors of others are left alone.
                 names = parse_qs(query).get("name[]")
                 self.send(HTTPStatus.OK, exposition(registry if names is None else registry.restricted_registry(names)), CONTENT_TYPE)
+                if _SCRAPER_HEADER in self.headers:
+                    note_scrape()
             elif path in routes:
                 problems = {name: problem for name, check in list(routes[path].items()) if (problem := check()) is not None}
                 status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK

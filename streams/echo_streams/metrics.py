@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from prometheus_client import CollectorRegistry
 
 from echo_bus.metrics import BoundedLabel, makers
@@ -50,6 +52,7 @@ class CoordinatorMetrics:
         self.price = gauge("price", "What the workers that are heard cost an hour: active, standby.", ["state"])
         self.disbelieved = gauge("workers_disbelieved", "Workers that deliver less than a third of what they say they make.")
         self.bound = gauge("staleness_bound", "The largest staleness that the active workers lead to.")
-        self.feasible = gauge("feasible", "Whether all workers together reach the target.")
+        self.feasible = gauge("feasible", "Whether all workers together reach the target; NaN while no target is known.")
+        self.feasible.set(math.nan)
         self.orders = counter("orders", "Orders written: activate, release.", ["order"])
         self.aborted = counter("orders_aborted", "Batches of orders that the cluster rolled back.")

@@ -223,8 +223,10 @@ def test_a_policy_that_diverges_is_neither_kept_nor_published(pipeline: Pipeline
                 raise TrainingDiverged("The gradient norm is nan.", hint="Lower [learner] lr.")
             return super().step(batch)
 
+    running = pipeline.start(Diverges())
     with pytest.raises(TrainingDiverged, match=r"gradient norm is nan.*Lower \[learner\] lr"):
-        pipeline.train(Diverges(), steps=3)
+        running.join()
+    assert running.value("echo_learner_diverged") == 1
     assert [manifest.version for manifest in pipeline.manifests()] == [0, 1]
     assert [report.version for report in pipeline.reports()] == [1]
     assert max(pipeline.store.load(name).version for name in pipeline.store.ids()) == 1

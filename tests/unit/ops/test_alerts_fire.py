@@ -78,7 +78,8 @@ CASES = {
         {STALE: is_always(1.5), learner("echo_learner_staleness_budget"): is_always(3), DROPPED: counts(1)},
     ),
     "EchoDropsHigh": Case({DROPPED: counts(10), TRAINED: counts(100)}, {DROPPED: counts(1), TRAINED: counts(100)}),
-    "EchoNotFinite": one(learner("echo_learner_step", 'metric="num_not_finite"'), is_always(2), is_always(0)),
+    # The learner ends with it.
+    "EchoNotFinite": one(learner("echo_learner_diverged"), "0x293 1 stale", is_always(0)),
     "EchoOffPolicy": one(learner("echo_learner_step", 'metric="ess"'), is_always(0.3), is_always(0.97)),
     "EchoRewardLag": Case(
         {LAG: "0+50x300", SCORED: counts(60), **steps(10)},
@@ -148,6 +149,16 @@ MORE = [
             learner("echo_learner_checkpoint_bytes"): is_always(1e9),
         },
     ),
+    # Before the first checkpoint and just after it; a pool whose need is not known yet.
+    (
+        "EchoCheckpointDisk",
+        "rests",
+        {
+            learner("echo_learner_checkpoint_free_bytes"): " ".join(["NaN"] * 297 + ["9e9"] * 3),
+            learner("echo_learner_checkpoint_bytes"): "0x296 1e9x3",
+        },
+    ),
+    ("EchoPoolTooSmall", "rests", {learner("echo_streams_coordinator_feasible"): " ".join(["NaN"] * 300)}),
     # Too small two times of three that it is looked at.
     ("EchoPoolTooSmall", "fires", {learner("echo_streams_coordinator_feasible"): " ".join(["0 0 1"] * 100)}),
     # As old as the budget allows, and none too old.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,13 @@ def test_a_runbook_names_settings_and_commands_that_there_are(page: Path) -> Non
     assert set(re.findall(r"`\[(\w+)\]", text)) <= {section for section, _ in settings}
     commands = vars(typer.main.get_command(app))["commands"]
     assert set(re.findall(r"`echoswarm ([\w-]+)", text)) <= set(commands)
+
+
+def test_what_is_not_known_yet_is_not_zero() -> None:
+    """A zero would ring EchoCheckpointDisk at each start, and EchoPoolTooSmall until steps were measured."""
+    registry = LearnerMetrics().registry
+    CoordinatorMetrics(registry)
+    for name in ("echo_learner_checkpoint_free_bytes", "echo_streams_coordinator_feasible"):
+        value = registry.get_sample_value(name)
+        assert value is not None
+        assert math.isnan(value), name

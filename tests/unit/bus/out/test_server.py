@@ -8,7 +8,8 @@ import socket
 import struct
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from prometheus_client import PlatformCollector, ProcessCollector, generate_latest
@@ -95,6 +96,37 @@ def test_a_scraper_that_left_is_no_error(server: MetricsServer, capfd: pytest.Ca
         leave_before_the_answer(server)
     assert get(server, "/metrics")[0] == 200
     assert "Traceback" not in capfd.readouterr().err
+
+
+def scrape(server: MetricsServer) -> None:
+    asked = urllib.request.Request(server.url + "/metrics", headers={"X-Prometheus-Scrape-Timeout-Seconds": "1"})
+    urllib.request.urlopen(asked, timeout=60).close()
+
+
+def test_who_fails_waits_until_prometheus_has_asked_once_more(server: MetricsServer) -> None:
+    told: list[Callable[[], object]] = []
+    with ThreadPoolExecutor() as pool:
+        get(server, "/metrics")
+        pool.submit(server.await_scrape, 600.0, told.append).result(60)
+        assert not told, "nobody waits for a screen, or for nobody"
+        scrape(server)
+
+        def begin() -> Future[None]:
+            already = len(told)
+            waiting = pool.submit(server.await_scrape, 600.0, told.append)
+            while len(told) == already:
+                assert not waiting.done(), "it does not wait"
+            return waiting
+
+        waiting = begin()
+        get(server, "/metrics")
+        with pytest.raises(TimeoutError):
+            waiting.result(0.2)
+        scrape(server)
+        waiting.result(60)
+        waiting = begin()
+        told[-1]()
+        waiting.result(60)
 
 
 def test_the_text_is_what_the_client_library_would_say() -> None:
