@@ -196,7 +196,13 @@ def redrive(
         if not yes:
             _say_plan(work.prepared(letters()))
             return
-        tally = work.run(letters(), rate=rate, passes_by=pass_by, note=_progress)
+        tally = Tally()
+        try:
+            work.run(letters(), tally, rate=rate, passes_by=pass_by, note=_progress)
+        except KeyboardInterrupt:
+            _say_done(tally)
+            err.print("Interrupted. The rest waits: the same command goes on behind these.")
+            raise
     _say_done(tally)
 
 

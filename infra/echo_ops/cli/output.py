@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ from echo_ops.harmless import harmless
 
 _log = logging.getLogger(__name__)
 
+# Of tables in a file or a pipe, where rich takes 80 and cuts what is looked for.
+_FILE_WIDTH = 200
 # Without emoji: `version:100:` is a version.
-out = Console(highlight=False, soft_wrap=True, emoji=False)
+out = Console(highlight=False, soft_wrap=True, emoji=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _FILE_WIDTH)
 err = Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 

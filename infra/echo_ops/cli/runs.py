@@ -145,7 +145,9 @@ def archive(
     rows = ", ".join(f"{count:,} {table}" for table, count in sorted(done.rows.items()))
     kept = "no weights" if done.weights is None else f"the weights of version {done.weights}"
     out.print(f"{name}: {records:,} records, {kept}; exported: {rows}. All of it was read back from {home}.", markup=False)
-    out.print(f"It may go from Kafka now: echoswarm runs delete {name} --yes", markup=False)
+    # `delete` wants the run's own file; without --config that may be run.toml here.
+    own = "FILE (the run's own)" if settings.run.name != name else "" if config is None else str(config)
+    out.print(f"It may go from Kafka now: echoswarm runs delete {name} --yes" + (f" --config {own}" if own else ""), markup=False)
 
 
 def restore(folder: Annotated[Path, typer.Argument(help="An archive: DIR/NAME of `runs archive`.")], config: Config = None) -> None:

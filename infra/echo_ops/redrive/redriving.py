@@ -156,16 +156,18 @@ class Redrive:
     def run(
         self,
         letters: Iterator[Letter],
+        tally: Tally | None = None,
         *,
         rate: float | None = None,
         passes_by: bool = False,
         note: Callable[[Tally], None] = lambda _: None,
     ) -> Tally:
-        """Write `letters`, `rate` a second at most. Ends before a letter that would come straight back, unless `passes_by`.
+        """Write `letters`, `rate` a second at most. Ends before a letter that would come straight back, unless `passes_by`. Counts in
+        `tally`, which is also returned.
 
         Raises UserError if another redrive has begun or the mend fails, and TransportError; finished batches stay done.
         """
-        tally = Tally()
+        tally = tally or Tally()
         prepared = self.prepared(letters)
         with _alone(self._bus) as writer:
             while tally.stopped is None and (batch := list(islice(prepared, _batch_size(rate)))):

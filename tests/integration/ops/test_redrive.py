@@ -91,13 +91,18 @@ def test_letters_are_listed_shown_mended_and_brought_back_once_though_the_comman
     assert waiting(shell) == NUM_LETTERS
 
     command = [str(Path(sys.executable).parent / "echoswarm"), "dlq", "redrive", "trajectories", "--mend", "mends.py:mend", "--yes"]
-    redrive = subprocess.Popen([*command, "--rate", "40"], cwd=shell.folder, env=shell.environ)
-    deadline = time.monotonic() + WAIT_S
-    while not 0 < NUM_LETTERS - waiting(shell) < NUM_LETTERS:
-        assert time.monotonic() < deadline
-        assert redrive.poll() is None
-    redrive.send_signal(signal.SIGKILL)
-    redrive.wait(WAIT_S)
+    for end in (signal.SIGINT, signal.SIGKILL):
+        before = waiting(shell)
+        redrive = subprocess.Popen([*command, "--rate", "20"], cwd=shell.folder, env=shell.environ, stderr=subprocess.PIPE, text=True)
+        deadline = time.monotonic() + WAIT_S
+        while not 0 < before - waiting(shell) < before:
+            assert time.monotonic() < deadline
+            assert redrive.poll() is None
+        redrive.send_signal(end)
+        _, said = redrive.communicate(timeout=WAIT_S)
+        if end is signal.SIGINT:
+            assert redrive.returncode == 130
+            assert "the same command goes on behind these" in said
     assert 0 < waiting(shell) < NUM_LETTERS
     done = shell("dlq", "redrive", "trajectories", "--mend", "mends.py:mend", "--yes")
     assert "written again" in done.stdout, done

@@ -329,7 +329,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_a_reason() -> None:
 
 def test_a_schema_without_an_id_cannot_be_written() -> None:
     codec = Codec(LockFileRegistry(ids={}, schemas=()))
-    with pytest.raises(RegistryError, match=r"progress\.v2"):
+    with pytest.raises(RegistryError, match=r"progress\.v3"):
         codec.encode(example(PROGRESS, "progress.json"))
 
 

@@ -259,7 +259,7 @@ def test_a_schema_that_is_not_locked_cannot_be_used() -> None:
 
 def test_an_edited_schema_has_no_id() -> None:
     _, edited = evolved("progress", lambda raw: raw["fields"].append({"name": "x", "type": "long", "default": 0, "doc": "X."}))
-    with pytest.raises(RegistryError, match=r"progress\.v3"):
+    with pytest.raises(RegistryError, match=r"progress\.v4"):
         LockFileRegistry().id_of(edited)
 
 
