@@ -60,6 +60,13 @@ def test_a_run_is_found_and_alerts_fire_by_their_causes_until_they_are_mended(fl
     await_in(fleet, lambda: not is_gone(), "the end of the alert once its file is gone")
 
     fleet.launch("feeder", "f2")
-    (fenced,) = await_in(fleet, lambda: prometheus.firing("EchoFenced"), "the alert of a second feeder")
+    with fleet.processes.pop("f1") as older:
+        try:
+            (fenced,) = await_in(fleet, lambda: prometheus.firing("EchoFenced"), "the alert of a second feeder")
+        finally:
+            # It ends by itself when it writes next, which may be later or before.
+            older.kill()
     assert fenced["role"] == "feeder"
+    fleet.announcement("f1").unlink()
+    await_in(fleet, lambda: not prometheus.firing("EchoFenced"), "the end of the alert once the file of the older one is gone")
     assert {rule["health"] for rule in prometheus.rules()} == {"ok"}
