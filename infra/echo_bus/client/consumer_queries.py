@@ -23,6 +23,7 @@ from echo_schemas.rights import Resource
 
 QUERY_S = 30.0
 _AGAIN_S = 0.05
+_ASK_AGAIN_S = 5.0
 # The asker waits this long before it looks for a refusal, then twice as long each time, so that a slow answer still arrives.
 _FIRST_WAIT_S = 0.25
 _NO_ANSWER = KafkaError._TIMED_OUT  # noqa: SLF001  public in librdkafka, underscored in Python
@@ -39,6 +40,7 @@ _PASSING = frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
+_UNKNOWN_HERE = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})  # noqa: SLF001  see above
 _COORDINATOR_MOVES = frozenset(
     {
         KafkaError.NOT_COORDINATOR,
@@ -162,6 +164,10 @@ def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: in
         except KafkaException as exc:
             error, where = exc.args[0], ", ".join(sorted({physical for physical, _ in places}))
             if error.code() not in _PASSING or deadline.expired():
+                if error.code() in _UNKNOWN_HERE:
+                    # The client forgets topics while no broker answers.
+                    for physical in {physical for physical, _ in places}:
+                        num_partitions(consumer, physical, _ASK_AGAIN_S)
                 # Missing: removed after its partitions were counted.
                 raise (missing(where, error) if error.code() in MISSING else translate(exc, where)) from exc
             time.sleep(_AGAIN_S)

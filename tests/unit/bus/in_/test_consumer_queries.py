@@ -63,5 +63,17 @@ def test_a_leader_that_has_just_been_elected_is_asked_again(code: int) -> None:
 def test_a_topic_that_was_removed_meanwhile_is_missing(code: int, timeout_s: float) -> None:
     """As while a run is removed and its runs are listed."""
     client: Any = Client(1_000, code)
+    client.list_topics = lambda topic, timeout: SimpleNamespace(topics={})
     with pytest.raises(TopicMissing, match=r"unit\.drops does not exist"):
         end_offsets(client, [(TOPIC, 1)], timeout_s)
+
+
+def test_a_topic_that_the_client_has_forgotten_while_no_broker_answers_is_not_missing() -> None:
+    client: Any = Client(1_000, KafkaError._UNKNOWN_PARTITION)
+
+    def silent(topic: str, timeout: float) -> Any:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    client.list_topics = silent
+    with pytest.raises(ClusterUnreachable, match="No broker answers"):
+        end_offsets(client, [(TOPIC, 1)])
