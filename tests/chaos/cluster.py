@@ -1,4 +1,4 @@
-"""Three real brokers whose clients come through proxies; between themselves they speak directly."""
+"""Real brokers, three by default, whose clients come through proxies; between themselves they speak directly."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _HEAP_MB = 256
 class ProxiedKafka(EmbeddedKafka):
     """`bootstrap` leads to the brokers themselves, `proxied` through the proxies, and whoever comes that way is told of proxies only."""
 
-    def __init__(self, host: str = HOST) -> None:
+    def __init__(self, host: str = HOST, num_brokers: int = NUM_BROKERS) -> None:
         """`host`: the address that the proxies listen on and the brokers advertise."""
-        super().__init__(NUM_BROKERS, jvm=Jvm(heap_mb=_HEAP_MB, jit=Jit.QUICK))
+        super().__init__(num_brokers, jvm=Jvm(heap_mb=_HEAP_MB, jit=Jit.QUICK))
         self._host = host
-        self._outer = free_ports(NUM_BROKERS)
+        self._outer = free_ports(num_brokers)
         self._inner: list[int] = []
 
     @property
@@ -36,7 +36,7 @@ class ProxiedKafka(EmbeddedKafka):
 
     def _make_nodes(self, command: Sequence[str], lock: TextIO) -> None:
         super()._make_nodes(command, lock)
-        self._inner = free_ports(NUM_BROKERS)
+        self._inner = free_ports(len(self.nodes))
         for node, inner, outer in zip(self.nodes, self._inner, self._outer, strict=True):
             file = self.folder / f"node-{node.node_id}.properties"
             properties = dict(line.split("=", 1) for line in file.read_text(encoding="utf-8").splitlines())

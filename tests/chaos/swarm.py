@@ -74,7 +74,7 @@ class Swarm:
         self._children = {name: child for name, child in self._children.items() if name in self._plans}
 
     def _plan(self) -> None:
-        overrides = {**self.changes, "ECHO_CHECKPOINT__FOLDER": str(self.folder / "run")}
+        overrides = {"ECHO_CHECKPOINT__FOLDER": str(self.folder / "run"), **self.changes}
         overrides.setdefault("ECHO_RUN__NAME", "chaos")
         self.settings: Settings = load_settings(self.config, {**self._environ, **overrides})
         plans = plan_children(self.settings, this_machine(), config=self.config, overrides=overrides, folder=self.folder)
