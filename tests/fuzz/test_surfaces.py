@@ -187,7 +187,7 @@ _LINES = st.lists(
 @example(lines=[b"GET /metrics HTTP/1.1\r\n", b"Accept: application/openmetrics-text; version=1.0.0\r\n", b"\r\n"])
 @example(lines=[b"GET /healthz HTTP/1.1\r\n\r\n"])
 def test_whatever_asks_for_metrics_gets_an_answer_that_is_http(lines: list[bytes]) -> None:
-    routes = {"/healthz": {"a": lambda: None}, "/readyz": {"b": lambda: "No."}}
+    routes: Any = {"/healthz": {"a": lambda: None}, "/readyz": {"b": lambda: "No."}}
     handler: Any = _handler_of(CollectorRegistry(), routes, dict, lambda: None)
     connection = _Connection(b"".join(lines))
     handler(connection, ("127.0.0.1", 1), None)
