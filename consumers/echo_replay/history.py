@@ -19,7 +19,7 @@ import copy
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,12 +32,13 @@ from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_bus.errors import DeadlineExceeded
 from echo_replay.fates import BookEntry, Dropped, Fates
 from echo_replay.ranges import Piece, ReadingPlan, plan_ranges
-from echo_replay.raw_log import WHOLE, RawLog
+from echo_replay.raw_log import WHOLE, Range, RawLog
 from echo_replay.record_filter import RecordFilter
 from echo_replay.reward_columns import RewardColumns, RewardJoin
 from echo_replay.run_log import DropsFollower, RunLog, StepsFollower, high_watermarks, read_dead_letters, read_manifests, unknown_run
-from echo_replay.selection import Fate, Groups, Offsets, Selection, Steps
+from echo_replay.selection import Fate, Groups, Offsets, Selection, Steps, Where
 from echo_schemas.records import Coordinates, Drop, Run, Trajectory
+from echo_schemas.records.rollout import group_id_of
 from echo_schemas.topics import DROPS, REWARDS, RUNS, TRAJECTORIES, WEIGHTS
 from echo_streams.intake import Identity
 
@@ -113,6 +114,8 @@ class History:
         """How many records `read` looks at, at most; records of other runs and filtered ones count too."""
         self.read_to: dict[int, int] = {}
         """By partition: the end of `trajectories` at the last `read`. `following.follow` goes on from there."""
+        self.num_later_rewards = 0
+        """How many records of `rewards` the last `read` has left out, because they were written too late."""
         self.rewards_to: dict[int, int] = {}
         """The same of `rewards`, taken a little earlier, so that every reward of a later trajectory lies behind it."""
         with ExitStack() as clients:
@@ -163,7 +166,8 @@ class History:
         difference between writers' clocks; on a busy topic a small one saves most of the reading. `missing` is complete before the first
         record comes. Raises UserError for a range that does not exist; DeadlineExceeded, TransportError, RegistryError.
         """
-        join = partial(_Rewards, self.bus, self.run_id, selection, until_ms=rewards_until_ms, clock_error_ms=clock_error_ms)
+        groups = self._groups(selection.range)
+        join = partial(_Rewards, self.bus, self.run_id, groups, until_ms=rewards_until_ms, clock_error_ms=clock_error_ms)
         look = RecordFilter(self.run_id, selection, self.fates, self.bus.codec).look
         for raw, where, (trajectory, entry), found in self._each(selection, look, join if rewards else None, by_time=by_time):
             yield HistoryRecord(where=where, time_ms=raw.timestamp()[1], raw=raw, trajectory=trajectory, rewards=found, entry=entry)
@@ -171,23 +175,23 @@ class History:
     def undecoded(self, selection: Selection = Selection(), *, answered: str = "") -> Iterator[Undecoded]:  # noqa: B008  frozen
         """As `read`, without decoding, and without fates if no filter asks for them: half the work. `answered`: a reward of this name
         counts without a value too, as NaN."""
-        join = partial(_Rewards, self.bus, self.run_id, selection, answered=answered)
+        join = partial(_Rewards, self.bus, self.run_id, self._groups(selection.range), answered=answered)
         look = RecordFilter(self.run_id, selection, self.fates, self.bus.codec).identify
         for raw, where, (identity,), found in self._each(selection, look, join):
             yield Undecoded(where=where, raw=raw, identity=identity, rewards=found)
 
     def _each(
-        self, selection: Selection, look: _Look[T], joined: Callable[[RawLog], _Rewards] | None, *, by_time: bool = False
+        self, selection: Selection, look: _Look[T], joined: Callable[[], _Rewards] | None, *, by_time: bool = False
     ) -> Iterator[_Found[T]]:
         """The messages of `selection` that `look` passes, with what it says of them."""
         self.missing.clear()
         profile = self._profile(selection)
         with ExitStack() as stack:
-            join = None
-            if joined is not None:
-                log = stack.enter_context(RawLog(self.bus, self.bus.namespace.topic(REWARDS), profile))
-                self.rewards_to = dict(log.ends)
-                join = joined(log)
+            join = None if joined is None else joined()
+            self.num_later_rewards = 0
+            if join is not None:
+                stack.enter_context(join)
+                self.rewards_to = dict(join.ends)
             trajectories = stack.enter_context(RawLog(self.bus, self.bus.namespace.topic(TRAJECTORIES), profile))
             plan = plan_ranges(selection.range, self.log, self.fates, trajectories)
             self.missing += plan.missing
@@ -196,6 +200,7 @@ class History:
             for pieces in [plan.pieces] if by_time else [[piece] for piece in plan.pieces]:
                 messages = _merged(trajectories, pieces) if by_time else _in_order(trajectories, pieces[0])
                 yield from _found(plan, pieces, messages, look, join)
+                self.num_later_rewards += 0 if join is None else join.num_later
 
     def _read_books(self) -> None:
         self._steps.read()
@@ -240,6 +245,15 @@ class History:
         if self.log.has_lost_drops:
             self.notes.append("retention has removed drops")
 
+    def _groups(self, where: Where) -> Iterable[str]:
+        """The groups of a range that consists of few; else empty."""
+        if isinstance(where, Groups):
+            return where.group_ids
+        if isinstance(where, Steps) and where.last - where.first < _FEW_STEPS:
+            steps = [self.log.step_of(version) for version in range(where.first, where.last + 1)]
+            return {group_id_of(self.run_id, seq) for step in steps if step is not None for seq in step.seqs.tolist()}
+        return ()
+
     @staticmethod
     def _profile(selection: Selection) -> profiles.Properties:
         # For a few groups or records prefetching would be wasted.
@@ -249,34 +263,39 @@ class History:
         return profiles.GLIMPSE if few or isinstance(where, Groups) else WHOLE
 
 
-class _Rewards:
+class _Rewards(RawLog):
     """Rewards of pieces of `trajectories`, read from the first record's time to the end: a reward may be attached long afterwards."""
 
     def __init__(
         self,
         bus: Bus,
         run_id: str,
-        selection: Selection,
-        log: RawLog,
+        groups: Iterable[str],
         *,
         until_ms: int | None = None,
         answered: str = "",
         clock_error_ms: int = MAX_CLOCK_ERROR_MS,
     ) -> None:
-        keys = selection.range.group_ids if isinstance(selection.range, Groups) else ()
-        self._keys = frozenset(key.encode() for key in keys)  # of the selected groups; empty: of all
+        """`groups`: their rewards are enough; empty: the rewards of all."""
+        super().__init__(bus, bus.namespace.topic(REWARDS), WHOLE if until_ms is None else profiles.GLIMPSE)
+        self._keys = frozenset(key.encode() for key in groups)
         self._join = partial(RewardJoin, run_id, bus.codec.ids, answered=answered, verifier=bus.verifier)
-        self._log, self._until_ms, self._clock_error_ms = log, until_ms, clock_error_ms
+        self._until_ms, self._clock_error_ms = until_ms, clock_error_ms
+        self.num_later = 0
+        """How many records the last `columns` has left out, because they were written too late."""
 
     def columns(self, pieces: list[Piece], first_ms: int) -> dict[int, RewardColumns]:
         """By partition, the rewards of the records of `pieces`, whose oldest was written at `first_ms`."""
-        starts = self._log.offsets_at(max(0, first_ms - self._clock_error_ms))
-        ends = self._log.ends if self._until_ms is None else self._log.offsets_at(self._until_ms + self._clock_error_ms)
+        starts = self.offsets_at(max(0, first_ms - self._clock_error_ms))
+        # No reward is older than its record, whatever the clock of those who decided its fate said.
+        until_ms = None if self._until_ms is None else max(self._until_ms, first_ms) + self._clock_error_ms
+        ends = self.ends if until_ms is None else self.offsets_at(until_ms)
         joins: dict[int, RewardJoin] = {}
         for number in {piece.partition for piece in pieces if piece.partition in starts}:
             mine = [piece for piece in pieces if piece.partition == number]
             joins[number] = self._join(number, min(piece.first for piece in mine), max(piece.end for piece in mine))
-        for batch in self._log.within({number: (starts[number], ends[number]) for number in joins}):
+        self.num_later = sum(self.ends[number] - ends[number] for number in joins)
+        for batch in self.within({number: (starts[number], ends[number]) for number in joins}):
             by_partition: dict[int, list[RawMessage]] = {}
             for raw in batch:
                 if not self._keys or raw.key() in self._keys:
@@ -308,11 +327,13 @@ def _in_order(log: RawLog, piece: Piece) -> Iterator[RawMessage]:
 
 def _merged(log: RawLog, pieces: list[Piece]) -> Iterator[RawMessage]:
     """By timestamp; equal ones by partition. A partition that is ahead of the slowest is paused."""
-    ranges = {piece.partition: (piece.first, piece.end) for piece in pieces if piece.first < piece.end}
+    ranges: dict[int, list[Range]] = {}
+    for piece in pieces:
+        ranges.setdefault(piece.partition, []).append((piece.first, piece.end))
     waiting: dict[int, deque[RawMessage]] = {number: deque() for number in ranges}
     paused: set[int] = set()
     heads: list[tuple[int, int]] = []
-    for batch in log.stretches(ranges):
+    for batch in log.fetches(ranges):
         for raw in batch.messages:
             number = raw.partition() or 0
             if not waiting[number]:

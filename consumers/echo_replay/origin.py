@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from echo_replay.history import History, HistoryRecord
+from echo_replay.near import read_near
 from echo_replay.ranges import published
 from echo_replay.selection import Fate, Selection, Steps, Versions
 from echo_replay.steps import Step
@@ -53,7 +54,8 @@ class GroupMade:
 @dataclass(slots=True, kw_only=True)
 class VersionOrigin:
     """The origin of the weights of `version`. `report` is None for the version that a run begins with, `manifest` for an unpublished one.
-    `sampled_by`: its training samples by the oldest version that made a token of each. `became`: by fate, the samples that it generated."""
+    `sampled_by`: its training samples by the oldest version that made a token of each. `became`: by fate, the samples that it generated.
+    `num_later_rewards`: records of `rewards` that were written too late to be read."""
 
     version: int
     report: StepReport | None = None
@@ -63,6 +65,7 @@ class VersionOrigin:
     sampled_by: Counter[int] = field(default_factory=Counter)
     rewards: dict[str, Moments] = field(default_factory=dict)
     became: Counter[str] = field(default_factory=Counter)
+    num_later_rewards: int = 0
     missing: list[str] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
@@ -92,14 +95,15 @@ def made_and_published(history: History, version: int) -> tuple[dict[int, Step],
     return steps, manifests
 
 
-def origin_of(history: History, version: int, *, with_samples: bool = True) -> VersionOrigin:
-    """The origin of one version. `with_samples`: count also the fates of its samples, which reads the log from its publication on. Raises
-    UserError for a version that is neither published nor trained."""
+def origin_of(history: History, version: int, *, with_samples: bool = True, late: bool = False) -> VersionOrigin:
+    """The origin of one version. `with_samples`: count also the fates of its samples, which reads the log from its publication on. `late`:
+    see `read_near`. Raises UserError for a version that is neither published nor trained."""
     steps, manifests = made_and_published(history, version)
     step = steps.get(version)
     origin = VersionOrigin(version=version, report=None if step is None else step.report, manifest=manifests.get(version))
     if step is not None:
-        _enter(origin, history.read(Selection(range=Steps(version, version))))
+        _enter(origin, read_near(history, Selection(range=Steps(version, version)), late=late))
+        origin.num_later_rewards = history.num_later_rewards
         origin.missing += history.missing
         origin.groups = dict(sorted(origin.groups.items(), key=lambda item: (len(item[0]), item[0])))
     if with_samples and version in published(history.log):

@@ -6,7 +6,8 @@ thread does everything. Records of uncommitted transactions are never returned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from confluent_kafka import OFFSET_END, TopicPartition
@@ -27,6 +28,8 @@ _AT_ONCE = 2_000
 _WAIT_S = 0.5
 # `consume` waits for a full batch, but no longer than this.
 _GATHER_S = 0.02
+# A gap of so many offsets is read, a longer one left out.
+_NEAR = 500
 # A broker that sends nothing for so long is not merely slow.
 _SILENCE_S = 60.0
 # Fetches large enough for a reader that never waits. What is prefetched of short messages takes twice as much again in the client, so their
@@ -42,7 +45,7 @@ WHOLE: Properties = {
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The messages of one fetch. `left`: partitions that are not at their end; the next `Fetched` changes the same set."""
+    """The messages of one fetch. `left`: partitions that are not read to the end; the next `Fetched` changes the same set."""
 
     messages: list[RawMessage]
     left: set[int]
@@ -89,16 +92,16 @@ class RawLog:
 
     def within(self, ranges: Mapping[int, Range]) -> Iterator[list[RawMessage]]:
         """The messages of some ranges, in batches, each partition in order; ranges lie between `lows` and `ends`. Raises as `messages`."""
-        for stretch in self.stretches(ranges):
-            if stretch.messages:
-                yield stretch.messages
+        for fetched in self.fetches({number: [found] for number, found in ranges.items()}):
+            if fetched.messages:
+                yield fetched.messages
 
-    def stretches(self, ranges: Mapping[int, Range]) -> Iterator[Fetched]:
-        """As `within`, with the partitions that are not at their end yet; a fetch that brought nothing gives a `Fetched` too."""
-        ends = {number: end for number, (first, end) in ranges.items() if first < end}
-        left = set(ends)
-        num_missing = sum(end - ranges[number][0] for number, end in ends.items())
-        self._consumer.assign([TopicPartition(self._physical, number, ranges[number][0]) for number in sorted(left)])
+    def fetches(self, ranges: Mapping[int, Sequence[Range]]) -> Iterator[Fetched]:
+        """As `within`, for some ranges of each partition, in ascending order; a fetch that brought nothing gives a `Fetched` too."""
+        rest = {number: deque(found for found in mine if found[0] < found[1]) for number, mine in ranges.items()}
+        left = {number for number, mine in rest.items() if mine}
+        num_missing = sum(end - first for mine in rest.values() for first, end in mine)
+        self._consumer.assign([TopicPartition(self._physical, number, rest[number][0][0]) for number in sorted(left)])
         silence = Deadline.after(_SILENCE_S, self._clock)
         while left:
             fetched = self._fetched(num_missing)
@@ -106,7 +109,7 @@ class RawLog:
                 raise DeadlineExceeded(
                     f"Nothing of {self._physical} has come for {_SILENCE_S:g} s; its partitions {sorted(left)} are not read."
                 )
-            found = self._below_ends(fetched, ends, left)
+            found = self._within(fetched, rest, left)
             num_missing -= len(found)
             yield Fetched(found, left)
             if fetched:
@@ -148,9 +151,10 @@ class RawLog:
                     check_error(error, raw)
             yield batch
 
-    def _below_ends(self, fetched: list[RawMessage], ends: Mapping[int, int], left: set[int]) -> list[RawMessage]:
-        """The messages of `fetched` below the ends. Removes finished partitions from `left`."""
+    def _within(self, fetched: list[RawMessage], rest: dict[int, deque[Range]], left: set[int]) -> list[RawMessage]:
+        """The messages of `fetched` that lie in `rest`. Removes read ranges from `rest` and finished partitions from `left`."""
         batch: list[RawMessage] = []
+        read_to: dict[int, int] = {}
         for raw in fetched:
             partition: int = raw.partition()  # type: ignore[assignment]  # a message, or an event of a partition, has one
             if (error := raw.error()) is not None:
@@ -158,11 +162,21 @@ class RawLog:
                 if error.code() == END_OF_PARTITION:
                     left.discard(partition)
                 continue
+            if partition not in left:
+                continue
             offset: int = raw.offset()  # type: ignore[assignment]  # see above
-            if partition in ends and offset < ends[partition]:
+            ranges = rest[partition]
+            # Offsets may be missing, so that a range ends before its last one comes.
+            while ranges and ranges[0][1] <= offset:
+                ranges.popleft()
+            if ranges and ranges[0][0] <= offset:
                 batch.append(raw)
-                if offset + 1 == ends[partition]:
-                    left.discard(partition)
-            else:
+                if offset + 1 == ranges[0][1]:
+                    ranges.popleft()
+            if not ranges:
                 left.discard(partition)
+            read_to[partition] = offset + 1
+        for partition, offset in read_to.items():
+            if partition in left and rest[partition][0][0] > offset + _NEAR:
+                self._consumer.seek(TopicPartition(self._physical, partition, rest[partition][0][0]))
         return batch

@@ -9,6 +9,7 @@ Memory: a few dozen bytes for each sample, drop and request, and the reports wit
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -105,6 +106,11 @@ class RunLog:
         """Whether the log still holds the run's first report, or the run has none yet."""
         first = self.inherited.version + 1
         return not self.steps or self.steps[0].report.version == first or not self.lows[STEPS.name].get(0)
+
+    def step_of(self, version: int) -> Step | None:
+        """The step that made `version`."""
+        at = bisect_left(self.steps, version, key=lambda step: step.version)
+        return self.steps[at] if at < len(self.steps) and self.steps[at].version == version else None
 
     @property
     def tip(self) -> int:

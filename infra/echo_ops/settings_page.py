@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import textwrap
 import types
 import typing
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Literal
 
 import annotated_types
@@ -14,6 +18,7 @@ from pydantic.fields import FieldInfo
 
 from echo_settings import Settings
 from echo_settings.load import repeated_section
+from echo_settings.section import Section
 
 _HEAD = """\
 # Every setting
@@ -51,7 +56,7 @@ def _section(name: str, field: FieldInfo) -> str:
     elif (below := _model_of(field)) is None:
         # A section whose keys are the user's own names.
         default = ", ".join(f"`{key} = {value}`" for key, value in field.get_default(call_default_factory=True).items())
-        rows, text = [_ROW_OF_A_REWARD.format(default)], field.description
+        rows, text = [_ROW_OF_A_REWARD.format(default)], _texts(Settings).get(name)
     else:
         rows, text = list(_rows(below, "")), below.__doc__
     sentence = _sentence((text or "").partition(": ")[2])
@@ -59,7 +64,21 @@ def _section(name: str, field: FieldInfo) -> str:
     return f"## [{title}]\n\n{sentence[0].upper()}{sentence[1:]}\n\n{table}\n"
 
 
+def _texts(model: type[BaseModel]) -> dict[str, str]:
+    """By key, the text below it in the source. Read here, not by pydantic, which would read it at each start of every process."""
+    found: dict[str, str] = {}
+    for each in model.__mro__[::-1]:
+        if issubclass(each, Section):
+            (definition,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
+            assert isinstance(definition, ast.ClassDef)
+            for key, text in pairwise(definition.body):
+                if isinstance(key, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+                    found[ast.unparse(key.target)] = inspect.cleandoc(str(text.value.value))
+    return found
+
+
 def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    texts = _texts(model)
     for key, field in model.model_fields.items():
         below = _model_of(field)
         if below is not None:
@@ -67,7 +86,7 @@ def _rows(model: type[BaseModel], prefix: str) -> Iterator[str]:
             continue
         if repeated_section(field.annotation) is not None:
             continue
-        yield f"| `{prefix}{key}` | {_type(field)} | {_default(field)} | {_sentence(field.description)} |"
+        yield f"| `{prefix}{key}` | {_type(field)} | {_default(field)} | {_sentence(texts.get(key))} |"
 
 
 def _model_of(field: FieldInfo) -> type[BaseModel] | None:

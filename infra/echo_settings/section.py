@@ -15,7 +15,7 @@ class Section(BaseModel):
     """A frozen model that refuses unknown keys."""
 
     # No nan: every comparison with it is false, so no rule would refuse it.
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def without_credentials(belongs: str, *, separator: str = "") -> AfterValidator:

@@ -25,7 +25,8 @@ def _frozen(*layers: Properties, **properties: Any) -> Properties:
 FAILOVER = _frozen(
     socket_timeout_ms=6_000,
     socket_connection_setup_timeout_ms=3_000,
-    reconnect_backoff_ms=50,
+    # A new client waits for half of it, 11 ms at least, before it connects for its first request.
+    reconnect_backoff_ms=20,
     reconnect_backoff_max_ms=500,
     topic_metadata_refresh_interval_ms=5_000,
     topic_metadata_refresh_fast_interval_ms=100,

@@ -12,9 +12,9 @@ import typer
 from rich.text import Text
 
 from echo_ops.cli.context import read_settings
-from echo_ops.cli.options import AsJson, Config, Exported, RunName
+from echo_ops.cli.options import AsJson, Config, Exported, Late, RunName
 from echo_ops.cli.output import out, remark, shown_time
-from echo_ops.cli.past import history_of, past_of
+from echo_ops.cli.past import history_of, past_of, remark_later
 from echo_ops.harmless import harmless
 from echo_replay.history import History
 from echo_replay.origin import VersionOrigin, origin_of
@@ -30,6 +30,7 @@ def lineage(
     config: Config = None,
     run: RunName = "",
     source: Exported = None,
+    late: Late = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the origin of a version. Raises UserError."""
@@ -38,7 +39,7 @@ def lineage(
         raise UserError(f"{version!r} is no version.", hint="Write v120 or 120.")
     name, reach = past_of(read_settings(config), run, source)
     with history_of(reach(), name) as history:
-        origin = origin_of(history, int(match[1]))
+        origin = origin_of(history, int(match[1]), late=late)
         if as_json:
             sys.stdout.write(json.dumps(origin.to_plain()) + "\n")
             return
@@ -106,6 +107,7 @@ def _published(origin: VersionOrigin) -> str:
 
 
 def _notes(history: History, origin: VersionOrigin) -> None:
+    remark_later(origin.num_later_rewards)
     remark("missing", origin.missing)
     remark("note", history.notes)
 

@@ -18,6 +18,7 @@ Config = Annotated[
 ]
 RunName = Annotated[str, typer.Option("--run", metavar="NAME", help="Another run of the namespace than the configured one.")]
 Exported = Annotated[Path | None, typer.Option("--from", metavar="FOLDER", help="An export. Without it the log itself is read.")]
+Late = Annotated[bool, typer.Option("--late", help="Also the rewards that were written more than a minute after the fate was known.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for programs instead of a screen for people.")]
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on as records come, each when its fate is known or after a minute.")]
 Page = Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Write one HTML page with the curves.")]

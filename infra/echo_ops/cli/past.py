@@ -8,6 +8,7 @@ from pathlib import Path
 
 from echo_bus.bus import Bus
 from echo_ops.cli.context import reach_bus
+from echo_ops.cli.output import remark
 from echo_replay.following import follow
 from echo_replay.history import History, HistoryRecord
 from echo_replay.selection import Selection
@@ -55,6 +56,12 @@ def going_on(history: History, selection: Selection, *, by_time: bool = False) -
     except KeyboardInterrupt:
         # The caller finishes what it has read until now.
         return
+
+
+def remark_later(num_rewards: int) -> None:
+    """Say that rewards were left out, because they were written too late."""
+    if num_rewards:
+        remark("note", [f"the log holds {num_rewards:,} rewards that were written later, of these or of other samples: --late reads them"])
 
 
 def nothing_selected() -> UserError:

@@ -15,13 +15,14 @@ from rich.text import Text
 
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.lineage import show_line, show_step
-from echo_ops.cli.options import AsJson, Config, Exported, RunName
+from echo_ops.cli.options import AsJson, Config, Exported, Late, RunName
 from echo_ops.cli.output import out, remark
-from echo_ops.cli.past import history_of, past_of
+from echo_ops.cli.past import history_of, past_of, remark_later
 from echo_ops.harmless import harmless
 from echo_ops.painting import LEGENDS, Colour, Pieces, generated_places, paint, passages_of, tokenizer_of
 from echo_ops.ranges import parse_group
 from echo_replay.history import History, HistoryRecord
+from echo_replay.near import read_near
 from echo_replay.origin import became, origin_of
 from echo_replay.selection import Fate, Groups, Offsets, Selection
 from echo_replay.sinks import spoken
@@ -74,6 +75,7 @@ def show(
     run: RunName = "",
     source: Exported = None,
     colour: Annotated[Colour, typer.Option("--color", help="What the colour of a token says.")] = Colour.LOGPROB,
+    late: Late = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what `target` names."""
@@ -85,9 +87,10 @@ def show(
         raise UserError(f"{target!r} is not of the run {run_id!r}.", hint=f"Leave --run out, or write --run {wanted.run}.")
     with history_of(reach(), run_id) as history:
         if wanted.version is not None:
-            show_step(history, origin_of(history, wanted.version, with_samples=False), as_json=as_json)
+            show_step(history, origin_of(history, wanted.version, with_samples=False, late=late), as_json=as_json)
             return
-        found = list(history.read(_selection(wanted)))
+        found = list(read_near(history, _selection(wanted), late=late))
+        remark_later(history.num_later_rewards)
         remark("missing", history.missing)
         found = [each for each in found if _is_wanted(each, wanted)]
         if not found:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from echo_bus.clock import Deadline
 from echo_ops.harmless import harmless
-from echo_ops.viewer.samples import read_near
 from echo_ops.viewer.searches import TooMany
 from echo_ops.viewer.windows import Json
 from echo_replay.history import History
-from echo_replay.selection import Selection, Steps, Where
+from echo_replay.near import read_near
+from echo_replay.selection import Selection
 from echo_schemas.libraries import ANALYSIS, require_libraries
 
 if TYPE_CHECKING:
@@ -66,18 +66,10 @@ class Questions:
         check_question(question)
         with folder_of_part() as folder:
             with reading() as history:
-                records = read_near(history, selection, until_ms=_until(history, selection.range))
+                records = read_near(history, selection)
                 manifest = load_part(history, records, _MOST_TRAJECTORIES, folder, Deadline.after(_READING_S))
                 missing = list(history.missing)
             return _plain(ask(folder, manifest, question, timeout_s=_TIMEOUT_S, limit=limit, most_mb=_MOST_MB), missing)
-
-
-def _until(history: History, where: Where) -> int | None:
-    """For a range of steps, the time of the last one; for other ranges the time of the last reward is unknown."""
-    times = [
-        step.report.time_ms for step in list(history.log.steps) if isinstance(where, Steps) and where.first <= step.version <= where.last
-    ]
-    return max(times, default=None)
 
 
 def _plain(answer: Answer, missing: list[str]) -> Json:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
 
 from echo_ops.harmless import harmless
 from echo_ops.painting import Pieces, generated_places, passages_of
 from echo_ops.viewer.drawings import Drawings
 from echo_ops.viewer.steps import find_step, neighbours
 from echo_ops.viewer.windows import Json, Window, number, shown
-from echo_replay.fates import BookEntry
 from echo_replay.history import History, HistoryRecord
+from echo_replay.near import read_near
 from echo_replay.origin import became
 from echo_replay.selection import Groups, Offsets, Selection
 from echo_schemas.errors import UserError
@@ -21,9 +20,6 @@ from echo_schemas.records import Purpose, Trajectory
 _PROMPT_CHARACTERS, _ANSWER_CHARACTERS = 4_000, 1_500
 # Most records of a group; more are an error.
 _MOST_RECORDS = 2_000
-# By default rewards are read up to this time after a sample's fate was decided, and with this allowance for the writers' clocks: a run with
-# a thousand rewards a second has written a million of them since.
-_LATE_MS, _CLOCK_ERROR_MS = 60_000, 5_000
 _LEARNER_METRICS = ("logprob_diff_mean", "logprob_diff_max", "fresh_logprob_diff_mean", "mismatch_kl", "ratio_mean", "clip_fraction")
 # A tokenizer needs so many preceding tokens for a token's text.
 _CONTEXT = 8
@@ -36,9 +32,7 @@ def group_page(history: History, group: str, window: Window, *, late: bool = Fal
     """
     group_id = f"{history.run_id}/{group}"
     seq = number_of(group)
-    outcomes = [] if seq is None else [history.fates.of(*place, None) for place in history.fates.places_of_seq(seq)]
-    selection = Selection(range=Groups(frozenset({group_id})))
-    read = history.read(selection) if late else read_near(history, selection, until_ms=_until(history, outcomes))
+    read = read_near(history, Selection(range=Groups(frozenset({group_id}))), late=late)
     found = sorted(itertools.islice(read, _MOST_RECORDS), key=_place_in_group)
     if not found:
         raise _nothing(history, group, seq)
@@ -67,9 +61,7 @@ def trajectory_page(
 
     Raises UserError if there is no trajectory of the run at this place.
     """
-    outcome = history.fates.of(partition, offset, None)
-    selection = Selection(range=Offsets({partition: (offset, offset)}))
-    record = next(history.read(selection) if late else read_near(history, selection, until_ms=_until(history, [outcome])), None)
+    record = next(read_near(history, Selection(range=Offsets({partition: (offset, offset)})), late=late), None)
     if record is None:
         raise UserError(f"At {partition}:{offset} lies no trajectory of {history.run_id}.", hint="Another run's record may lie there.")
     page = _sample(record) | {"time_ms": record.time_ms}
@@ -163,25 +155,6 @@ def _place_in_group(record: HistoryRecord) -> tuple[bool, str, int, int]:
         return True, "", 0, record.where.offset
     # The trained attempt comes first.
     return record.step is None, trajectory.attempt, trajectory.index, record.where.offset
-
-
-def read_near(history: History, selection: Selection, *, until_ms: int | None) -> Iterator[HistoryRecord]:
-    """Read with the rewards that were written about the same time. `until_ms`: when the fates were decided; None: not yet."""
-    until_ms = None if until_ms is None else until_ms + _LATE_MS
-    return history.read(selection, rewards_until_ms=until_ms, clock_error_ms=_CLOCK_ERROR_MS)
-
-
-def _until(history: History, entries: Sequence[BookEntry]) -> int | None:
-    """The time when the last fate was decided; None if one is open."""
-    times = []
-    for entry in entries:
-        if entry.step is not None:
-            times.append(find_step(history, entry.step).report.time_ms)
-        elif entry.drop is not None:
-            times.append(entry.drop.time_ms)
-        else:
-            return None
-    return max(times, default=None)
 
 
 def _nothing(history: History, group: str, seq: int | None) -> UserError:

@@ -5,7 +5,6 @@ The rewards come from the step's batch, so they are those that were trained on, 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 
 import numpy as np
@@ -29,10 +28,9 @@ SORTS = ("spread", "reward", "-reward", "batch")
 
 def find_step(history: History, version: int) -> Step:
     """The step that made `version`. Raises UserError if there is none."""
+    if (found := history.log.step_of(version)) is not None:
+        return found
     steps = list(history.log.steps)
-    at = bisect_left(steps, version, key=lambda step: step.version)
-    if at < len(steps) and steps[at].version == version:
-        return steps[at]
     known = f"It has {steps[0].version} to {steps[-1].version}." if steps else "It has none yet."
     raise UserError(f"The log has no report of step {version} of {history.run_id}.", hint=known)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,16 +11,21 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from confluent_kafka import TopicPartition
+from confluent_kafka.admin import NewTopic
 
 from echo_bus.clock import MAX_CLOCK_ERROR_MS
 from echo_replay.following import follow
 from echo_replay.history import History, HistoryRecord
+from echo_replay.near import read_near
+from echo_replay.raw_log import RawLog
 from echo_replay.selection import Everything, Fate, Groups, Offsets, Selection, Steps, Times, Versions, Where
 from echo_replay.steps import read_batch
 from echo_schemas.errors import UserError
+from echo_schemas.partitioning import partition_of
 from echo_schemas.records import DropReason, Purpose, StepReport
-from echo_schemas.topics import STEPS, TRAJECTORIES
+from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES
 from echo_streams.intake import Identity
+from tests.unit.core.records import reward
 from tests.unit.learner.pipeline import GROUP_SIZE, GROUPS_PER_STEP, NUM_PARTITIONS, WAIT_S, Pipeline
 from tests.unit.replay.forged import STEPS_TRAINED, SoundRun, only
 
@@ -95,6 +101,22 @@ def test_by_time_is_the_same_in_another_order(sound: SoundRun) -> None:
         assert order == sorted(order), "a partition's own order is kept where its times do not go back"
 
 
+def test_groups_by_time_are_the_same_in_another_order(sound: SoundRun, tmp_path: Path) -> None:
+    """Also those whose records lie in several pieces of a partition: those of the books, and what the learner has not read yet."""
+    copy = sound.forge(tmp_path)
+    with History(copy.bus, DEMO) as history:
+        members = [each.trajectory for each in history.read() if each.trajectory is not None and each.trajectory.group_id == "demo/1"]
+        number = partition_of("demo/1", NUM_PARTITIONS)
+        # Further than what is read in one piece.
+        for seq in range(1_000, 1_600):
+            copy.write(TRAJECTORIES, copy.sample(seq, 0), partition=number)
+        copy.write(TRAJECTORIES, replace(members[0], attempt="later"), partition=number)
+        wanted = Selection(range=Groups(frozenset({"demo/0", "demo/1", "demo/2"})))
+        plain, by_time = list(history.read(wanted)), list(history.read(wanted, by_time=True))
+    assert len({each.trajectory.attempt for each in plain if each.trajectory is not None}) > 1
+    assert sorted(names(plain)) == sorted(names(by_time))
+
+
 @pytest.mark.parametrize(
     "selection",
     [
@@ -135,7 +157,59 @@ def test_a_reward_that_was_written_later_is_not_looked_for(sound: SoundRun) -> N
     with History(sound.pipeline.bus, DEMO) as history:
         first = Selection(range=Steps(1, 1))
         assert all(each.rewards for each in history.read(first, rewards_until_ms=max(each.time_ms for each in history.read())))
-        assert not any(each.rewards for each in history.read(first, rewards_until_ms=-MAX_CLOCK_ERROR_MS))
+        assert not any(each.rewards for each in history.read(first, rewards_until_ms=0, clock_error_ms=-MAX_CLOCK_ERROR_MS))
+
+
+def test_a_reward_that_came_late_is_read_on_request(sound: SoundRun, tmp_path: Path) -> None:
+    copy = sound.forge(tmp_path)
+    of_step = Selection(range=Steps(1, 1))
+    with History(copy.bus, DEMO) as history:
+        record = next(each for each in history.read(of_step) if each.trajectory is not None)
+        assert record.trajectory is not None
+        late = reward(record.where, record.trajectory.seq, value=0.25, index=record.trajectory.index, name="brevity")
+        value = copy.bus.codec.encode(replace(late, run_id=DEMO, group_id=record.trajectory.group_id, attempt=record.trajectory.attempt))
+        copy.cluster.producer({}).produce(
+            copy.bus.namespace.topic(REWARDS),
+            value,
+            record.trajectory.group_id,
+            record.where.partition,
+            timestamp=record.time_ms + 3_600_000,
+        )
+        ranges = (Offsets({record.where.partition: (record.where.offset,) * 2}), Groups(frozenset({record.trajectory.group_id})))
+        for selection in (of_step, *(Selection(range=each) for each in ranges)):
+            near = {each.where: each.rewards for each in read_near(history, selection)}
+            assert history.num_later_rewards == 1
+            whole = {each.where: each.rewards for each in read_near(history, selection, late=True)}
+            assert history.num_later_rewards == 0
+            assert "brevity" not in near[record.where]
+            assert whole == {**near, record.where: {**near[record.where], "brevity": 0.25}}
+        # Of an evaluation nobody knows when it was decided.
+        assert any(each.rewards for each in read_near(history, Selection(range=Versions(0, 99))))
+        assert history.num_later_rewards == 0
+
+
+def test_rewards_are_near_their_records_whatever_the_learners_clock_says(sound: SoundRun, tmp_path: Path) -> None:
+    an_hour_behind = only(StepReport, lambda report: [replace(report, time_ms=report.time_ms - 3_600_000)])
+    with History(sound.forge(tmp_path, an_hour_behind).bus, DEMO) as history:
+        assert all(each.rewards for each in read_near(history, Selection(range=Steps(1, 1))))
+
+
+def test_ranges_of_a_partition_are_read_without_what_lies_between(sound: SoundRun) -> None:
+    cluster, physical = sound.pipeline.cluster, "demo.many"
+    assert cluster.admin().create_topics([NewTopic(physical, 3)])[physical].result() is None
+    producer = cluster.producer({})
+    for number in range(6_000):
+        producer.produce(physical, b"%d" % number, partition=number % 2)
+    wanted = {0: [(0, 3), (10, 12), (10, 10), (1_200, 1_203), (2_990, 3_000)], 1: [(5, 6)], 2: []}
+    found: dict[int, list[int]] = {0: [], 1: []}
+    num_fetched = 0
+    with RawLog(sound.pipeline.bus, physical) as log:
+        for fetched in log.fetches(wanted):
+            num_fetched += 1
+            for raw in fetched.messages:
+                found[raw.partition() or 0].append(raw.offset() or 0)
+    assert all(found[number] == [offset for first, end in wanted[number] for offset in range(first, end)] for number in found)
+    assert num_fetched >= 3, "the first fetch does not hold the last range"
 
 
 def test_the_rewards_of_a_step_are_read_again_from_its_report(sound: SoundRun) -> None:
