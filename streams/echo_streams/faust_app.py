@@ -169,10 +169,13 @@ class RewardApp:
         """
         joined_by = Deadline.after(self._options.joined_within_s, self._clock)
         batching = asyncio.create_task(self._batcher.run(), name="batching")
+        # A task: it ends only when the group has been joined.
+        starting = asyncio.create_task(self._app.start(), name="starting")
         measured_s = 0.0
         try:
-            await self._app.start()
             while not stop.is_set() and self._batcher.failure is None and not self._app.crashed:
+                if starting.done():
+                    starting.result()
                 if not self.joined and joined_by.expired():
                     raise DeadlineExceeded(
                         f"The consumer group {self._options.group!r} did not let us in within {self._options.joined_within_s:g} s.",
@@ -183,11 +186,13 @@ class RewardApp:
                     self._measure()
                 await asyncio.sleep(_LOOK_EVERY_S)
             self._raise_failure()
-            await self._drain()
+            if starting.done():
+                await self._drain()
         except (KafkaError, FaustError) as exc:
             raise self._explain(exc) from exc
         finally:
             batching.cancel()
+            starting.cancel()
             await self._app.stop()
 
     async def _receive(self, stream: Any) -> None:

@@ -59,6 +59,7 @@ class FakeFaust:
     crashed: bool = False
     crash_reason: BaseException | None = None
     on_start: BaseException | None = None
+    starts_without_end: bool = False
     events: list[Event] = field(default_factory=list)
     sent: list[tuple[Any, ...]] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
@@ -80,10 +81,12 @@ class FakeFaust:
         if self.on_start is not None:
             raise self.on_start
         self.agent_task = asyncio.create_task(vars(self)["receive"](self))
+        if self.starts_without_end:
+            await asyncio.Event().wait()
 
     async def stop(self) -> None:
         self.trace.append("stop")
-        if self.on_start is None:
+        if hasattr(self, "agent_task"):
             self.agent_task.cancel()
 
     def arrive(self, *events: Event) -> None:
@@ -103,6 +106,9 @@ class FakeFaust:
         self.sent.append(record)
         self.undelivered.append(asyncio.get_running_loop().create_future())
         return self.undelivered[-1]
+
+    async def send_batch(self, topic: str, partition: int, records: Sequence[Any]) -> list[asyncio.Future[None]]:
+        return [await self.send(topic, key, value, partition, None, headers) for key, value, headers in records]
 
     def deliver(self, error: Exception | None = None) -> None:
         for future in self.undelivered:
@@ -282,6 +288,21 @@ def test_a_group_that_lets_nobody_in_is_not_waited_for_for_ever(monkeypatch: pyt
         assert not stage.app.joined
         with pytest.raises(DeadlineExceeded, match=r"'unit.reward.main' did not let us in within 0\.2 s\..*READ on the group"):
             await asyncio.wait_for(stage.running, WAIT_S)
+        # Faust's start ends only when the group has been joined.
+        stage = Stage(monkeypatch, consumer_generation_id=0, starts_without_end=True)
+        with pytest.raises(DeadlineExceeded, match="did not let us in"):
+            await asyncio.wait_for(stage.running, WAIT_S)
+        assert stage.faust.trace == ["stop"]
+
+    asyncio.run(run())
+
+
+def test_one_that_waits_for_its_group_ends_when_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        stage = Stage(monkeypatch, consumer_generation_id=0, starts_without_end=True)
+        await stage.until(lambda: hasattr(stage.faust, "agent_task"), "its start")
+        await stage.end()
+        assert stage.faust.trace == ["stop"]
 
     asyncio.run(run())
 
