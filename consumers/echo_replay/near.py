@@ -48,14 +48,12 @@ def _decided_ms(history: History, where: Where) -> int | None:
 
 
 def _last_ms(history: History, entries: Iterable[BookEntry]) -> int | None:
-    last_ms = None
-    for entry in entries:
-        if entry.step is not None:
-            step = history.log.step_of(entry.step)
-            time_ms = None if step is None else step.report.time_ms
-        else:
-            time_ms = None if entry.drop is None else entry.drop.time_ms
-        if time_ms is None:
-            return None
-        last_ms = time_ms if last_ms is None else max(last_ms, time_ms)
-    return last_ms
+    times_ms = [_time_of(history, entry) for entry in entries]
+    known_ms = [time_ms for time_ms in times_ms if time_ms is not None]
+    return max(known_ms, default=None) if len(known_ms) == len(times_ms) else None
+
+
+def _time_of(history: History, entry: BookEntry) -> int | None:
+    step = None if entry.step is None else history.log.step_of(entry.step)
+    decided = entry.drop if step is None else step.report
+    return None if decided is None else decided.time_ms

@@ -109,7 +109,7 @@ class RawLog:
                 raise DeadlineExceeded(
                     f"Nothing of {self._physical} has come for {_SILENCE_S:g} s; its partitions {sorted(left)} are not read."
                 )
-            found = self._within(fetched, rest, left)
+            found = self._wanted(fetched, rest, left)
             num_missing -= len(found)
             yield Fetched(found, left)
             if fetched:
@@ -151,7 +151,7 @@ class RawLog:
                     check_error(error, raw)
             yield batch
 
-    def _within(self, fetched: list[RawMessage], rest: dict[int, deque[Range]], left: set[int]) -> list[RawMessage]:
+    def _wanted(self, fetched: list[RawMessage], rest: dict[int, deque[Range]], left: set[int]) -> list[RawMessage]:
         """The messages of `fetched` that lie in `rest`. Removes read ranges from `rest` and finished partitions from `left`."""
         batch: list[RawMessage] = []
         read_to: dict[int, int] = {}

@@ -30,7 +30,7 @@ from echo_runtime.tracing import open_tracer
 from echo_settings import Settings
 
 logger = logging.getLogger(__name__)
-# The longest usual interval between two scrapes but one minute, which nobody waits for.
+# Prometheus usually asks every 15 s or sooner. Where it asks only every minute, the end of a process does not wait for it.
 _LAST_SCRAPE_S = 15.0
 
 

@@ -248,6 +248,6 @@ def _version(line: RunLine) -> str:
 def _heard(line: RunLine, now_ms: int) -> str:
     if line.progress is None:
         return "never"
-    if line.status in {RunStatus.TRAINING, RunStatus.THROTTLED, RunStatus.PAUSED, RunStatus.STOPPING}:
+    if line.is_alive:
         return f"{max(0, now_ms - line.progress.time_ms) / 1000:.0f} s ago"
     return shown_time(line.progress.time_ms)

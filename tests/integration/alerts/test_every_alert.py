@@ -117,22 +117,23 @@ def _the_disk_fills_up(stage: Stage) -> Iterator[None]:
     stage.goes_on()
 
 
-@cause_of(POOL, "EchoRewardLag")
-def _the_reward_is_slow(stage: Stage) -> Iterator[None]:
-    judge("await asyncio.sleep(4.5)")
+def _with_reward(stage: Stage, first: str) -> Iterator[None]:
+    """The reward with this first line, and then as it was."""
+    judge(first)
     stage.restart("reward-0")
     yield
     judge()
     stage.restart("reward-0")
+
+
+@cause_of(POOL, "EchoRewardLag")
+def _the_reward_is_slow(stage: Stage) -> Iterator[None]:
+    yield from _with_reward(stage, "await asyncio.sleep(4.5)")
 
 
 @cause_of(POOL, "EchoRewardFails")
 def _the_reward_raises(stage: Stage) -> Iterator[None]:
-    judge("if sum(map(ord, sample.prompt)) % 16 == 0: raise RuntimeError('Not this one.')")
-    stage.restart("reward-0")
-    yield
-    judge()
-    stage.restart("reward-0")
+    yield from _with_reward(stage, "if sum(map(ord, sample.prompt)) % 16 == 0: raise RuntimeError('Not this one.')")
 
 
 @cause_of(POOL, "EchoPoolTooSmall", "EchoLearnerStarved", "EchoRequestsLost")
