@@ -57,7 +57,8 @@ def bus(shell: Shell) -> Bus:
 def begin(bus: Bus, name: str, *, heard_ms: int) -> None:
     """What a learner writes of a run."""
     run = next(record for record in load_examples(RUNS).values() if isinstance(record, Run))
-    progress = next(record for record in load_examples(PROGRESS).values() if isinstance(record, Progress))
+    progress = load_examples(PROGRESS)["progress.json"]
+    assert isinstance(progress, Progress)
     publisher = bus.publisher()
     config = json.dumps({"learner": {"steps": 100}})
     receipts = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -19,6 +20,7 @@ from echo_bus.client import profiles
 from echo_bus.clock import SystemClock
 from echo_rollout.heartbeat import GenerationTime, WorkerHeartbeat, first_status
 from echo_rollout.metrics import WorkerMetrics
+from echo_rollout.weights.peers.line import Line
 from echo_rollout.weights.peers.opening import open_peers
 from echo_rollout.weights.peers.source import PeerSource
 from echo_rollout.weights.peers.wire import Kind, Request, send
@@ -35,10 +37,28 @@ pytestmark = pytest.mark.kafka
 NUM_CHUNKS = 12
 
 
+class DyingLine(Line):
+    """Lets `num_bytes` pass, then calls `die` on a thread and lets nothing more pass."""
+
+    def __init__(self, num_bytes: int, die: Callable[[], None]) -> None:
+        super().__init__()
+        self.piece_bytes = 64 << 10
+        self._left = num_bytes
+        self._death = threading.Thread(target=die)
+
+    def reserve(self, num_bytes: int) -> float:
+        self._left -= num_bytes
+        if self._left >= 0:
+            return 0.0
+        if self._death.ident is None:
+            self._death.start()
+        return 3600.0
+
+
 class Part:
     """What of a worker concerns weights: its heartbeat, its peers, its reader of blobs."""
 
-    def __init__(self, bus: Bus, folder: Path, name: str, stack: ExitStack, *, upload_mbit: float | None = None, address: str = "") -> None:
+    def __init__(self, bus: Bus, folder: Path, name: str, stack: ExitStack, *, address: str = "") -> None:
         """`address`: said in place of its own."""
         self.name = name
         self._folder = folder / name
@@ -47,7 +67,7 @@ class Part:
             {
                 "run": {"name": RUN},
                 "rollout": {"heartbeat_s": 0.2},
-                "weights": {"source": "peers", "secret": SECRET.decode(), "upload_mbit": upload_mbit},
+                "weights": {"source": "peers", "secret": SECRET.decode()},
             }
         )
         status = first_status(run_id=RUN, worker_id=name, engine="scripted", price_per_hour=0.0)
@@ -89,15 +109,13 @@ def test_a_snapshot_reaches_every_worker_although_one_lies_and_one_dies(
 
     with peer(lies) as (address, _):
         first, _liar, third = add("a"), add("b", address=address), add("c")
-        # Slow enough that it still gives when it dies: a chunk takes it a third of a second.
-        dying, fifth = add("d", upload_mbit=20.0), add("e")
+        dying, fifth = add("d"), add("e")
+        object.__setattr__(dying.peers._options, "up", DyingLine(5 * CHUNK_BYTES // 2, dying.peers.close))
         parts = (first, third, dying, fifth)
         wait_until(lambda: all(len(part.peers._neighbours()) == 4 for part in parts), "everybody to know the others")
         manifest = fleet.publish_version(1, content=data)
         with ThreadPoolExecutor(len(parts)) as pool:
             fetches = {part.name: pool.submit(part.fetch, manifest) for part in parts}
-            wait_until(lambda: fifth.metric("peer_bytes", way="received") >= 2 * CHUNK_BYTES, "e to have something from d")
-            dying.peers.close()
             got = {name: fetches[name].result(60) for name in "ace"}
     assert set(got.values()) == {data}
     assert first.metric("peer_bytes", way="truth") == len(data), "one chain, of which a is the first"

@@ -24,7 +24,7 @@ from tests.examples import load_examples
 
 NOW_MS = 1_000_000
 RUN = next(record for record in load_examples(RUNS).values() if isinstance(record, Run))
-SPOKE = next(record for record in load_examples(PROGRESS).values() if isinstance(record, Progress))
+SPOKE = cast("Progress", load_examples(PROGRESS)["progress.json"])
 
 
 def run(steps: int = 10) -> Run:
