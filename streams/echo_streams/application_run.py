@@ -145,6 +145,7 @@ class ApplicationRun:
             static_member=static_member(bus.role),
             drain_s=_FINISH_SHARE * settings.run.drain_s,
             on_throttle=throttle_report(bus.metrics, self.process.notices),
+            on_commit=lambda is_accepted: bus.metrics.commits.labels(self.group, "committed" if is_accepted else "failed").inc(),
         )
 
     def _second_look(self, app: RewardApp, processor: Processor) -> SecondLook:

@@ -14,6 +14,7 @@ import faust
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.consumer import fetcher
 from aiokafka.errors import UnknownMemberIdError
+from aiokafka.protocol.commit import OffsetCommitRequest
 from confluent_kafka import KafkaError
 from faust import tables
 from faust.sensors import Monitor
@@ -167,6 +168,8 @@ class App(faust.App):
     """Bytes that a fetch waits for, `FETCH_WAIT_MS` at most."""
     on_throttle: Callable[[str, float], None] = staticmethod(lambda _kind, _seconds: None)
     """Called with the kind of client (`producer`, `consumer`) that a quota held back, and the seconds; on any thread."""
+    on_commit: Callable[[bool], None] = staticmethod(lambda _is_accepted: None)
+    """Called after each commit of offsets with whether the cluster accepted it; on any thread."""
 
     def _create_directories(self) -> None:
         pass
@@ -177,17 +180,27 @@ class App(faust.App):
 
 
 def _watch_answers(client: Any, kind: str, app: App) -> None:
-    """Read what aiokafka does not know: that a quota holds `client` back, which `app` is told, and that a static member was replaced, which
-    aiokafka then takes for a member that the group has forgotten: it joins again.
+    """Read what aiokafka does not say: that a quota holds `client` back and what became of a commit, which `app` is told, and that a static
+    member was replaced, which aiokafka then takes for a member that the group has forgotten: it joins again.
     """
     send = client.send
 
-    async def watched(*args: Any, **options: Any) -> Any:
-        answer = await send(*args, **options)
+    def read(answer: Any) -> Any:
         if held_ms := getattr(answer, "throttle_time_ms", 0):
             app.on_throttle(kind, held_ms / 1000)
         if getattr(answer, "error_code", 0) == KafkaError.FENCED_INSTANCE_ID:
             answer.error_code = UnknownMemberIdError.errno
+        return answer
+
+    async def watched(node: int, request: Any, **options: Any) -> Any:
+        if not isinstance(request, OffsetCommitRequest):
+            return read(await send(node, request, **options))
+        is_accepted = False
+        try:
+            answer = read(await send(node, request, **options))
+            is_accepted = not any(code for _, partitions in answer.topics for _, code in partitions)
+        finally:
+            app.on_commit(is_accepted)
         return answer
 
     client.send = watched

@@ -64,7 +64,8 @@ _TALKATIVE = ("aiokafka", "faust", "mode", "echo_streams.driver")
 class AppOptions:
     """Options of the Faust app. `group`: its app id; `joined_within_s`: time to join the group; `drain_s`: time at the end to score what
     was read; `inline`: scoring runs on the event loop and blocks it; `gather`: fetch many trajectories at once, because no step waits for
-    the next reward; `static_member`: as in `group_properties`; `on_throttle`: as in `KafkaCluster`."""
+    the next reward; `static_member`: as in `group_properties`; `on_throttle`: as in `KafkaCluster`;
+    `on_commit`: called with whether the cluster accepted a commit."""
 
     group: str
     client_id: str
@@ -77,6 +78,7 @@ class AppOptions:
     joined_within_s: float = 60.0
     drain_s: float = 1.5
     on_throttle: Callable[[str, float], None] | None = None
+    on_commit: Callable[[bool], None] | None = None
 
 
 class FaustMessage:
@@ -376,6 +378,8 @@ def _faust_app(options: AppOptions) -> Any:
     )
     if options.on_throttle is not None:
         app.on_throttle = options.on_throttle
+    if options.on_commit is not None:
+        app.on_commit = options.on_commit
     app.fetch_min_bytes = GATHERING_MIN_BYTES if options.gather else 1
     app.transport = Transport(app.conf.broker_consumer, app)
     return app

@@ -49,6 +49,7 @@ from echo_runtime.logs import set_up_logs
 from echo_runtime.opening import open_bus, open_cluster
 from echo_runtime.ownership import START_VARIABLE
 from echo_schemas.errors import EchoError
+from echo_schemas.records import RunState, ordered_state
 from echo_settings import Settings, load_settings
 from echo_settings.kinds import kinds_of
 from echo_settings.public import public_config
@@ -171,6 +172,7 @@ class _Run:
         self._spans: list[GenerationSpan] = []
         self._difference: float | None = None
         self._has_told_rewards = False
+        self._is_stopped = False
 
     def execute(self) -> None:
         """Run it, print and write the results, exit with its code."""
@@ -260,8 +262,10 @@ class _Run:
             zero_ms = view.started_ms
         try:
             self._spans = read_spans(self._bus, zero_ms + round(start_s * 1000), zero_ms + round(end_s * 1000))
+            with closing(self._bus.orders()) as orders:
+                self._is_stopped = ordered_state(orders.get(f"{self._settings.run.name}/run")) is RunState.STOPPING
         except TransportError as exc:
-            logger.warning("The report has no close-up: %s", exc)
+            logger.warning("The report has no close-up, or an order to stop is not seen: %s", exc)
 
     def _close(self, outcome: str) -> None:
         """Print the last lines and write the files. A refused start, and a start of a finished run, keep the files from before."""
@@ -290,6 +294,9 @@ class _Run:
         if was_accepted or self._options.report is not None:
             _write(self._report, page)
             self.say(f"report: {self._report.absolute()}")
+        if self._is_stopped:
+            name = self._settings.run.name
+            self.say(f"{name} was told to stop: `echoswarm runs resume {name}` lets it start again.")
         self._difference = summary["logprob_max_diff"]
 
 

@@ -2,7 +2,8 @@
 
 argv: role, name, behaviour, folder, announce. Behaviours: `train` (the learner ends well after its steps), `disagree` (so too, but its
 probes differ), `again` (the learner finds its steps trained), `die` (a reward process exits 7 after the third step), `interrupt` (the
-learner interrupts the supervisor after the third step), `freeze` (as interrupt, but nobody drains), `stay` (nobody ends by itself).
+learner interrupts the supervisor after the third step), `stop` (as that, after an order to stop), `freeze` (as interrupt, but nobody
+drains), `stay` (nobody ends by itself).
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from echo_bus.client import profiles
 from echo_bus.clock import Deadline
 from echo_core.bottleneck import Place, Use
 from echo_ops.cli.run import wait_for_topics
+from echo_ops.orders import give_order
 from echo_runtime.process import RoleProcess, open_role
 from echo_schemas.records import (
     Drop,
     Progress,
     Record,
     RewardStats,
+    RunControl,
+    RunState,
     SessionClaim,
     StepReport,
     Trajectory,
@@ -97,7 +101,9 @@ class Role:
             self.publish(STEPS, self.step(number), 0)
             if number == 3:
                 (self.folder / "third_step").touch()
-                if self.behaviour in {"interrupt", "freeze"}:
+                if self.behaviour == "stop":
+                    give_order(self.process.bus, self.run_id, None, run=RunControl(state=RunState.STOPPING))
+                if self.behaviour in {"interrupt", "freeze", "stop"}:
                     os.kill(os.getppid(), signal.SIGINT)
                 if self.behaviour not in {"train", "disagree"}:
                     self.wait()

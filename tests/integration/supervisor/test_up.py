@@ -127,6 +127,11 @@ def test_an_interrupt_drains_everybody(case: Case) -> None:
     case.assert_nobody_is_left()
 
 
+def test_a_run_that_was_told_to_stop_says_what_must_come_before_its_next_start(case: Case) -> None:
+    _, output = case.run("stop")
+    assert "was told to stop: `echoswarm runs resume demo` lets it start again." in output, output
+
+
 def test_a_second_interrupt_ends_everything_at_once(case: Case) -> None:
     code, output = case.run("freeze")
     assert code == 130, output

@@ -1,4 +1,4 @@
-"""What the brokers' answers say and Faust's client does not know: that a quota holds it back, and that its place in the group is taken."""
+"""What the brokers' answers say and Faust's client does not tell: a quota that holds it back, refused commits, a place that is taken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from aiokafka.errors import RebalanceInProgressError, UnknownMemberIdError, for_code
+from aiokafka.errors import RebalanceInProgressError, RequestTimedOutError, UnknownMemberIdError, for_code
+from aiokafka.protocol.commit import OffsetCommitRequest
 from confluent_kafka import KafkaError
 from prometheus_client import CollectorRegistry
 
@@ -33,8 +34,11 @@ class Client:
         self._answers = list(answers)
 
     async def send(self, node: int, request: str, *, group: int = 0) -> Any:
-        assert (node, request, group) == (1, "fetch", 2)
-        return self._answers.pop(0)
+        assert (node, group) == (1, 2)
+        answer = self._answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 class Listener:
@@ -42,9 +46,13 @@ class Listener:
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, float]] = []
+        self.commits: list[bool] = []
 
     def on_throttle(self, kind: str, seconds: float) -> None:
         self.heard.append((kind, seconds))
+
+    def on_commit(self, is_accepted: bool) -> None:
+        self.commits.append(is_accepted)
 
 
 def test_answers_that_were_held_back_are_told_and_passed_on() -> None:
@@ -57,6 +65,24 @@ def test_answers_that_were_held_back_are_told_and_passed_on() -> None:
 
     assert asyncio.run(ask()) == answers
     assert listener.heard == [("consumer", 1.5)]
+
+
+def test_what_became_of_commits_is_told() -> None:
+    def answer(*codes: int) -> SimpleNamespace:
+        return SimpleNamespace(topics=[("demo.trajectories", list(enumerate(codes)))])
+
+    client, listener = Client(answer(0, 0), answer(0, 27), RequestTimedOutError(), answer(0)), Listener()
+    _watch_answers(client, "consumer", cast("App", listener))
+
+    async def ask() -> None:
+        await client.send(1, OffsetCommitRequest("group", 1, "member", 0, []), group=2)
+        await client.send(1, OffsetCommitRequest("group", 1, "member", 0, []), group=2)
+        with pytest.raises(RequestTimedOutError):
+            await client.send(1, OffsetCommitRequest("group", 1, "member", 0, []), group=2)
+        await client.send(1, "fetch", group=2)
+
+    asyncio.run(ask())
+    assert listener.commits == [True, False, False]
 
 
 @pytest.mark.parametrize(("kind", "sentence"), [("producer", "a larger producer_byte_rate"), ("admin", "a larger request_percentage")])
