@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 # A commit or init asks the coordinator again until this time-out; longer than any fail-over.
 DEFAULT_TIMEOUT_S = 60.0
+# Rolling back may take so long, even if the time of the transaction has passed.
+_ROLLBACK_S = 10.0
 
 
 class TransactionalWriter:
@@ -40,6 +42,7 @@ class TransactionalWriter:
         self._topic = wire.namespace.topic(PROGRESS)
         self._metrics, self._clock = wire.metrics, wire.clock
         self._publisher = Publisher(producer, wire, poll=False)
+        self._is_rolling_back = False
 
     def start(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take over the transactional id: fences a predecessor and rolls back its open transaction."""
@@ -55,6 +58,8 @@ class TransactionalWriter:
         """
         deadline = Deadline.after(DEFAULT_TIMEOUT_S, self._clock)
         started_s = self._clock.monotonic_s()
+        if self._is_rolling_back:
+            self._roll_back(deadline)
         self._call(lambda _: self._producer.begin_transaction(), deadline, "beginning a transaction")
         try:
             yield self._publisher
@@ -93,15 +98,21 @@ class TransactionalWriter:
     def _abort(self, deadline: Deadline) -> None:
         """Roll back. An error here must not hide the block's own error, unless the producer is dead."""
         try:
-            self._call(self._producer.abort_transaction, deadline, "rolling back")
+            self._roll_back(Deadline.after(max(deadline.remaining_s(), _ROLLBACK_S), self._clock))
         except ProducerFenced:
             self._metrics.transactions.labels("fenced").inc()
             raise
         except TransportError as exc:
-            logger.warning("The transaction could not be rolled back and will time out: %s", exc)
+            logger.warning("The transaction is not rolled back yet; the next one waits for it: %s", exc)
         # Rolling back purges unsent records, which reports them as failed.
         self._publisher.forget_failure()
         self._metrics.transactions.labels("aborted").inc()
+
+    def _roll_back(self, deadline: Deadline) -> None:
+        """Raises as `_call`; librdkafka then takes no other step before this one is repeated."""
+        self._is_rolling_back = True
+        self._call(self._producer.abort_transaction, deadline, "rolling back")
+        self._is_rolling_back = False
 
     def _call(self, step: Callable[[float], object], deadline: Deadline, doing: str) -> None:
         """Run one step of the protocol, repeat it after retriable errors, and translate other errors."""
