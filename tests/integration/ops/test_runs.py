@@ -76,6 +76,13 @@ def topics_of(bootstrap: str, namespace: Namespace) -> list[str]:
     return [name for name in known if name.startswith(f"{namespace.name}.")]
 
 
+def wait_for_no_topics(bootstrap: str, namespace: Namespace) -> None:
+    """A broker tells of what its controller has removed a moment later."""
+    deadline = Deadline.after(WAIT_S)
+    while left_over := topics_of(bootstrap, namespace):
+        assert not deadline.expired(), f"waited for {left_over} to go"
+
+
 def kept(bus: Bus, run: str) -> set[tuple[object, ...]]:
     """Every committed record of a run, with its place and its time."""
     found: set[tuple[object, ...]] = set()
@@ -129,7 +136,7 @@ def test_a_run_that_is_alone_is_removed_without_a_trace(
     assert len(topics_of(kafka_bootstrap, namespace)) == 26
     done = shell("runs", "delete", "demo", "--yes")
     assert done.returncode == 0, done.stderr
-    assert topics_of(kafka_bootstrap, namespace) == []
+    wait_for_no_topics(kafka_bootstrap, namespace)
     assert not folder.exists()
     assert not journals.exists()
     admin = AdminClient({"bootstrap.servers": kafka_bootstrap})
@@ -189,10 +196,7 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(
             deletion.remove(every, deletion.find_remains(every, "demo", folder, is_alone=True))
     assert [line.run.run_id for line in read_runs(every)] == ["demo"], "whoever types the same again finds it"
     deletion.remove(every, deletion.find_remains(every, "demo", folder, is_alone=True))
-    deadline = Deadline.after(WAIT_S)
-    while left_over := topics_of(kafka_bootstrap, namespace):
-        # A broker tells of what its controller has removed a moment later.
-        assert not deadline.expired(), f"waited for {left_over} to go"
+    wait_for_no_topics(kafka_bootstrap, namespace)
     assert not folder.exists()
 
 
