@@ -74,7 +74,13 @@ def _a_worker_is_cut_off(stage: Stage) -> Iterator[None]:
     # Alone, so that no order puts it on standby.
     stage.end("worker-old-1")
     stage.goes_on()
+    # It cannot deliver what it has in hand at that moment.
+    hangs = stage.folder / "old.hangs"
+    hangs.touch()
+    taken = 'echo_rollout_groups_in_flight{process="worker.worker-old-0"} > 0'
+    stage.wait_until(lambda: bool(stage.prometheus.query(taken)), WAIT_S, "the worker has a group in hand")
     stage.proxies.silence(0)
+    hangs.unlink()
     yield
     stage.proxies.heal()
     stage.start("worker-old-1")
