@@ -17,6 +17,7 @@ from echo_schemas.errors import InvalidReason, InvalidRecord
 from echo_schemas.records import Record
 from echo_schemas.registry import SchemaIds
 from echo_schemas.schemas import AvroSchema, newest
+from echo_schemas.varints import READ_CODED, READ_NUMBER, READ_SCOPE
 
 Extract = Callable[[bytes, int], tuple[Any, ...]]
 """The wanted fields of the record that begins at a position. Raises IndexError or ValueError if the bytes end too early."""
@@ -25,8 +26,6 @@ _PREFIX = struct.Struct(">bI")
 _START = _PREFIX.size
 _DOUBLE = struct.Struct("<d")
 _FIXED = {"float": 4, "double": 8, "boolean": 1}
-_CONTINUED = 0x7F
-_TOO_LARGE = 1 << 64
 
 
 class Projection:
@@ -69,7 +68,7 @@ def compile_extract(writer: AvroSchema, fields: Sequence[str], reader: AvroSchem
     known = {field["name"]: field["type"] for field in writer.parsed["fields"]}
     defaults = {field["name"]: field["default"] for field in reader.parsed["fields"] if "default" in field}
     wanted = {name for name in fields if name.partition(".")[0] in known}
-    lines = ["def generated(d, p):"]
+    lines = ["def generated(data, at):"]
     symbols: dict[str, Any] = {}
     left = set(wanted)
     named = dict(_named(writer.parsed))
@@ -90,8 +89,8 @@ def compile_extract(writer: AvroSchema, fields: Sequence[str], reader: AvroSchem
             lines += [f"    {line}" for line in _skip(kind, named)]
     lines += [f"    {_variable(name)} = {_default(defaults[name])!r}" for name in fields if name not in wanted]
     # A field that was stepped over may reach beyond the end without an IndexError.
-    lines += ["    if p > len(d): raise IndexError(p)", f"    return ({', '.join(_variable(name) for name in fields)},)"]
-    scope: dict[str, Any] = {"tail": _tail, "double": _DOUBLE.unpack_from, **symbols}
+    lines += ["    if at > len(data): raise IndexError(at)", f"    return ({', '.join(_variable(name) for name in fields)},)"]
+    scope: dict[str, Any] = {**READ_SCOPE, "double": _DOUBLE.unpack_from, **symbols}
     exec("\n".join(lines), scope)  # noqa: S102  the source is made above, of field names of our own schemas only
     generated: Extract = scope["generated"]
     return generated
@@ -105,40 +104,23 @@ def _default(value: Any) -> Any:
     return value.encode() if isinstance(value, str) else value
 
 
-def _tail(data: bytes, position: int, first: int) -> tuple[int, int]:
-    """Read the rest of a variable-length number whose first byte was `first`: the number and its end."""
-    number, shift = first & _CONTINUED, 7
-    while True:
-        byte = data[position]
-        position += 1
-        number |= (byte & _CONTINUED) << shift
-        if number >= _TOO_LARGE:
-            raise ValueError(position)
-        if byte <= _CONTINUED:
-            return number, position
-        shift += 7
-
-
-_NUMBER = ["n = d[p]; p += 1", f"if n > {_CONTINUED}: n, p = tail(d, p, n)"]
-
-
 def _read(target: str, name: str, kind: Any, scope: dict[str, Any]) -> list[str]:
-    """Lines that set `target` to the value at `p` and move `p` behind it."""
+    """Lines that set `target` to the value at `at` and move `at` behind it."""
     if isinstance(kind, dict) and kind["type"] == "enum":
         symbols = f"symbols{target}"
         scope[symbols] = tuple(symbol.encode() for symbol in kind["symbols"])
-        return [*_NUMBER, f"{target} = {symbols}[n >> 1]"]
+        return [*READ_CODED, f"{target} = {symbols}[n >> 1]"]
     if kind in ("int", "long"):
-        return [*_NUMBER, f"{target} = (n >> 1) ^ -(n & 1)"]
+        return [*READ_NUMBER, f"{target} = n"]
     if kind in ("string", "bytes"):
-        return [*_NUMBER, f"{target} = d[p:p + (n >> 1)]; p += n >> 1"]
+        return [*READ_CODED, "end = at + (n >> 1)", f"{target} = data[at:end]", "at = end"]
     if kind == "double":
-        return [f"{target} = double(d, p)[0]; p += 8"]
+        return [f"{target} = double(data, at)[0]; at += 8"]
     if isinstance(kind, list) and len(kind) == 2 and "null" in kind:
         null = kind.index("null")
         does = _read(target, name, kind[1 - null], scope)
         return [
-            *_NUMBER,
+            *READ_CODED,
             f"if n == {2 * null}: {target} = None",
             f"elif n == {2 - 2 * null}:",
             *(f"    {line}" for line in does),
@@ -161,7 +143,7 @@ def _named(kind: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _skip(kind: Any, named: Mapping[str, Any]) -> Iterator[str]:
-    """Lines that move `p` behind a value. `named`: types that the schema refers to by name."""
+    """Lines that move `at` behind a value. `named`: types that the schema refers to by name."""
     kind = named.get(kind, kind) if isinstance(kind, str) else kind
     if isinstance(kind, dict) and kind["type"] == "record":
         for field in kind["fields"]:
@@ -169,19 +151,19 @@ def _skip(kind: Any, named: Mapping[str, Any]) -> Iterator[str]:
     elif isinstance(kind, dict) and kind["type"] in ("array", "map"):
         yield from _skip_array(kind, named)
     elif isinstance(kind, list):
-        yield from _NUMBER
+        yield from READ_CODED
         for index, branch in enumerate(kind):
             body = list(_skip(branch, named)) or ["pass"]
             yield f"{'if' if index == 0 else 'elif'} n == {2 * index}:"
             yield from (f"    {line}" for line in body)
         yield "else: raise ValueError(n)"
     elif kind in ("string", "bytes"):
-        yield from _NUMBER
-        yield "p += n >> 1"
+        yield from READ_CODED
+        yield "at += n >> 1"
     elif kind in ("int", "long") or (isinstance(kind, dict) and kind["type"] == "enum"):
-        yield from _NUMBER
+        yield from READ_CODED
     elif isinstance(kind, str) and kind in _FIXED:
-        yield f"p += {_FIXED[kind]}"
+        yield f"at += {_FIXED[kind]}"
     elif kind != "null":
         message = f"A value of type {kind} is not one that a projection steps over."
         raise TypeError(message)
@@ -191,11 +173,11 @@ def _skip_array(kind: dict[str, Any], named: Mapping[str, Any]) -> Iterator[str]
     """Blocks of items, each with its count and, if that is negative, its size in bytes; a count of 0 ends them."""
     items = kind["items"] if kind["type"] == "array" else kind["values"]
     yield "while True:"
-    yield from (f"    {line}" for line in _NUMBER)
+    yield from (f"    {line}" for line in READ_CODED)
     yield "    if not n: break"
     yield "    if n & 1:"
-    yield from (f"        {line}" for line in _NUMBER)
-    yield "        p += n >> 1"
+    yield from (f"        {line}" for line in READ_CODED)
+    yield "        at += n >> 1"
     yield "        continue"
     yield "    for _ in range(n >> 1):"
     yield from (f"        {line}" for line in (_skip("string", named) if kind["type"] == "map" else ()))

@@ -4,7 +4,7 @@ fastavro walks the schema for each value and goes through a dictionary, which ta
 This code knows only what our own writers write: unions with null first, arrays and maps in one block, numbers within 64 bits. For
 anything else it raises some error, and the codec then asks fastavro, which decides and says what is wrong.
 
-Wire format: Avro 1.11 specification, "Binary Encoding".
+Wire format: Avro 1.11 specification, "Binary Encoding"; numbers: `varints`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import dataclasses
 import enum
 import functools
 import itertools
-import operator
 import struct
 import types
 import typing
@@ -22,6 +21,7 @@ from typing import Any
 
 from echo_schemas.converters import twin_of
 from echo_schemas.schemas import AvroSchema
+from echo_schemas.varints import READ_CODED, READ_NUMBER, READ_SCOPE, WRITE_SCOPE, coded, write_number
 
 Write = Callable[[Any, bytes], bytes]
 """The bytes of a record behind a prefix. Raises any error for a value that it does not know."""
@@ -29,9 +29,6 @@ Read = Callable[[bytes, int], Any]
 """The record that begins at a position and ends with the bytes. Raises any error for bytes that it does not know."""
 
 _DOUBLE = struct.Struct("<d")
-_ONE_BYTE = 0x7F
-# Zig-zag coded, a number below 64 is one byte of twice its value.
-_SMALL = tuple(bytes([2 * number]) for number in range(64))
 _PLAIN = {"string": str, "bytes": bytes, "int": int, "long": int, "double": float, "boolean": bool}
 
 
@@ -58,9 +55,8 @@ class _Code:
         self._declared: Mapping[str, Any] = schema.parsed["__named_schemas"]
         self._scope: dict[str, Any] = {
             "join": b"".join,
-            "small": _SMALL,
-            "number": _number,
-            "unfold": _unfold,
+            **READ_SCOPE,
+            **WRITE_SCOPE,
             "pack_double": _DOUBLE.pack,
             "unpack_double": _DOUBLE.unpack_from,
         }
@@ -88,13 +84,13 @@ class _Code:
             case "bytes":
                 return [*_write_length(value), f"add({value})"]
             case "int" | "long":
-                return [f"add(small[{value}] if 0 <= {value} < 64 else number({value}))"]
+                return [write_number(value)]
             case "double":
                 return [f"add(pack_double({value}))"]
             case "boolean":
                 return [f'add(b"\\x01" if {value} else b"\\x00")']
             case "enum":
-                return [f"add({self._name({symbol: _number(at) for at, symbol in enumerate(schema['symbols'])})}[{value}])"]
+                return [f"add({self._name({symbol: coded(at) for at, symbol in enumerate(schema['symbols'])})}[{value}])"]
             case "optional":
                 return [
                     f"if {value} is None:",
@@ -131,14 +127,14 @@ class _Code:
             case "bytes":
                 return [*_READ_LENGTH, f"{target} = data[at:end]", "at = end"]
             case "int" | "long":
-                return [*_READ_NUMBER, f"{target} = n"]
+                return [*READ_NUMBER, f"{target} = n"]
             case "double":
                 return [f"{target} = unpack_double(data, at)[0]", "at += 8"]
             case "boolean":
                 return [f"{target} = data[at] != 0", "at += 1"]
             case "enum":
                 members = {at: hint(symbol) for at, symbol in enumerate(schema["symbols"])}
-                return [*_READ_NUMBER, f"{target} = {self._name(members)}[n]"]
+                return [*READ_NUMBER, f"{target} = {self._name(members)}[n]"]
             case "optional":
                 inner = _indented(self._read(target, *_inner(hint, schema)))
                 return [
@@ -168,8 +164,8 @@ class _Code:
 
     def _read_blocks(self, each: list[str]) -> list[str]:
         """Items until an empty block. Each takes a byte at least, so a count that is too large ends with the data."""
-        inside = ["if n < 0:", "    raise ValueError", "for _ in range(n):", *_indented(each), *_READ_NUMBER]
-        return [*_READ_NUMBER, "while n:", *_indented(inside)]
+        inside = ["if n < 0:", "    raise ValueError", "for _ in range(n):", *_indented(each), *READ_NUMBER]
+        return [*READ_NUMBER, "while n:", *_indented(inside)]
 
     def _name(self, thing: Any) -> str:
         name = self._new("known")
@@ -180,25 +176,12 @@ class _Code:
         return f"{word}_{next(self._numbers)}"
 
 
-# Bits of a coded number's first byte that a small number, 0 to 63, does not have: it is negative, or goes on.
-_NOT_SMALL = 0x81
-# The next number into `n`; the place of the next text or bytes into `at` and `end`.
-_READ_NUMBER = ["n = data[at]", "at += 1", f"if n & {_NOT_SMALL}:", "    n, at = unfold(data, at - 1)", "else:", "    n >>= 1"]
-_READ_LENGTH = [
-    "n = data[at]",
-    f"if n & {_NOT_SMALL}:",
-    "    n, at = unfold(data, at)",
-    "    if n < 0:",
-    "        raise ValueError",
-    "    end = at + n",
-    "else:",
-    "    at += 1",
-    "    end = at + (n >> 1)",
-]
+# The place of the next text or bytes into `at` and `end`.
+_READ_LENGTH = (*READ_CODED, "if n & 1:", "    raise ValueError", "end = at + (n >> 1)")
 
 
 def _write_length(value: str) -> list[str]:
-    return [f"n = len({value})", "add(small[n] if n < 64 else number(n))"]
+    return [f"n = len({value})", write_number("n")]
 
 
 def _fields(cls: type[Any], schema: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -239,30 +222,3 @@ def _inner(hint: Any, schema: Any) -> tuple[Any, Any]:
 
 def _indented(lines: list[str]) -> list[str]:
     return [f"    {line}" for line in lines]
-
-
-# Times and offsets come again and again: within a group, and a moment later.
-@functools.lru_cache(maxsize=1024, typed=True)
-def _number(value: int) -> bytes:
-    """Zig-zag coded, seven bits a byte, the lowest first. Raises OverflowError for a number of more than 64 bits."""
-    value = operator.index(value)
-    if not -(1 << 63) <= value < 1 << 63:
-        raise OverflowError
-    rest, coded = (value << 1) ^ (value >> 63), bytearray()
-    while rest > _ONE_BYTE:
-        coded.append(rest & _ONE_BYTE | 0x80)
-        rest >>= 7
-    coded.append(rest)
-    return bytes(coded)
-
-
-def _unfold(data: bytes, at: int) -> tuple[int, int]:
-    """The number at a position, and the position behind it. Raises IndexError or OverflowError."""
-    found = 0
-    for shift in range(0, 64, 7):
-        byte = data[at]
-        at += 1
-        found |= (byte & _ONE_BYTE) << shift
-        if byte <= _ONE_BYTE and not found >> 64:
-            return (found >> 1) ^ -(found & 1), at
-    raise OverflowError
