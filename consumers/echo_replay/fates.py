@@ -19,8 +19,11 @@ import numpy as np
 from echo_replay.books import OFFSET_BITS, made_anew, place_code, samples_of
 from echo_replay.selection import Fate
 from echo_replay.steps import Ints, Step
+from echo_schemas.converters import maker_of
 from echo_schemas.records import Coordinates, Drop, DropReason, Purpose
 
+# So many samples lie ready for a reader that goes on in the order of the log.
+_NEAR = 512
 _REASONS = tuple(DropReason)
 _REASON_CODES = {reason: code for code, reason in enumerate(_REASONS)}
 
@@ -66,6 +69,7 @@ class DropTable:
     details: tuple[str, ...]
 
 
+_make_entry = maker_of(BookEntry)
 _OPEN = BookEntry(fate=Fate.OPEN)
 _DEAD = BookEntry(fate=Fate.DEAD)
 _NOT_TRAINED = {Purpose.EVAL: BookEntry(fate=Fate.EVALUATED), Purpose.PROBE: BookEntry(fate=Fate.PROBED)}
@@ -143,8 +147,11 @@ class Fates:
         self._records, self._groups = _Drops(), _Drops()
         self._record_seqs = array("q")
         self._dead: set[int] = set()
-        # Behind the sample that was found last: readers mostly ask in the order of the log, and searching takes three times as long.
-        self._next = 0
+        # Readers mostly ask in the order of the log, so the next samples lie ready in plain lists: codes, steps, advantages. Searching
+        # in arrays takes three times as long.
+        self._near: tuple[list[int], list[int], list[float]] = [], [], []
+        self._place, self._end = 0, 0
+        """Of the next sample in `_near`, and behind its last one in the arrays."""
 
     def add_steps(self, steps: Sequence[Step]) -> None:
         """Add steps, which follow the earlier ones."""
@@ -160,6 +167,7 @@ class Fates:
         with self._lock:
             self._codes, self._versions, self._seqs = codes[order], samples.versions[order], samples.seqs[order]
             self._advantages, self._since = advantages, since
+            self._near, self._place, self._end = ([], [], []), 0, 0
 
     def add_drops(self, drops: Iterable[Drop]) -> None:
         """Add drops, in the order of the log. Add the steps first."""
@@ -180,12 +188,9 @@ class Fates:
         """The fate of the record at (partition, offset). `purpose` and `seq`: as in the record; None if it is unreadable."""
         with self._lock:
             code = place_code(partition, offset)
-            at, codes = self._next, self._codes
-            if at >= len(codes) or codes[at] != code:
-                at = int(codes.searchsorted(code))
-            if at < len(codes) and codes[at] == code:
-                self._next = at + 1
-                return BookEntry(fate=Fate.TRAINED, step=int(self._versions[at]), advantage=float(self._advantages[at]))
+            if (sample := self._trained(code)) is not None:
+                step, advantage = sample
+                return _make_entry(fate=Fate.TRAINED, step=step, advantage=advantage, drop=None)
             if (drop := self._records.find(code, of_group=False)) is not None:
                 return BookEntry(fate=Fate.DROPPED, drop=drop)
             if code in self._dead:
@@ -195,6 +200,24 @@ class Fates:
             if purpose is Purpose.TRAIN and seq is not None and (drop := self._groups.find(seq, of_group=True)) is not None:
                 return BookEntry(fate=Fate.DROPPED, drop=drop)
             return _OPEN
+
+    def _trained(self, code: int) -> tuple[int, float] | None:
+        """Step and advantage of the record with this code, if it was trained."""
+        codes, versions, advantages = self._near
+        place = self._place
+        if place < len(codes) and codes[place] == code:
+            self._place = place + 1
+            return versions[place], advantages[place]
+        at = int(self._codes.searchsorted(code))
+        if at == len(self._codes) or self._codes[at] != code:
+            return None
+        if at == self._end:
+            near = slice(at, at + _NEAR)
+            self._near = self._codes[near].tolist(), self._versions[near].tolist(), self._advantages[near].tolist()
+            self._place, self._end = 1, at + _NEAR
+        else:
+            self._end = at + 1
+        return int(self._versions[at]), float(self._advantages[at])
 
     def drop_of_group(self, seq: int) -> Dropped | None:
         """The drop of a whole seq, if there is one."""

@@ -37,6 +37,7 @@ from echo_replay.record_filter import RecordFilter
 from echo_replay.reward_columns import RewardColumns, RewardJoin
 from echo_replay.run_log import DropsFollower, RunLog, StepsFollower, high_watermarks, read_dead_letters, read_manifests, unknown_run
 from echo_replay.selection import Fate, Groups, Offsets, Selection, Steps, Where
+from echo_schemas.converters import maker_of
 from echo_schemas.records import Coordinates, Drop, Run, Trajectory
 from echo_schemas.records.rollout import group_id_of
 from echo_schemas.topics import DROPS, REWARDS, RUNS, TRAJECTORIES, WEIGHTS
@@ -95,6 +96,9 @@ class Undecoded:
     raw: RawMessage
     identity: Identity | None
     rewards: Mapping[str, float]
+
+
+_make_record, _make_undecoded, _make_place = maker_of(HistoryRecord), maker_of(Undecoded), maker_of(Coordinates)
 
 
 class History:
@@ -170,7 +174,7 @@ class History:
         join = partial(_Rewards, self.bus, self.run_id, groups, until_ms=rewards_until_ms, clock_error_ms=clock_error_ms)
         look = RecordFilter(self.run_id, selection, self.fates, self.bus.codec).look
         for raw, where, (trajectory, entry), found in self._each(selection, look, join if rewards else None, by_time=by_time):
-            yield HistoryRecord(where=where, time_ms=raw.timestamp()[1], raw=raw, trajectory=trajectory, rewards=found, entry=entry)
+            yield _make_record(where=where, time_ms=raw.timestamp()[1], raw=raw, trajectory=trajectory, rewards=found, entry=entry)
 
     def undecoded(self, selection: Selection = Selection(), *, answered: str = "") -> Iterator[Undecoded]:  # noqa: B008  frozen
         """As `read`, without decoding, and without fates if no filter asks for them: half the work. `answered`: a reward of this name
@@ -178,7 +182,7 @@ class History:
         join = partial(_Rewards, self.bus, self.run_id, self._groups(selection.range), answered=answered)
         look = RecordFilter(self.run_id, selection, self.fates, self.bus.codec).identify
         for raw, where, (identity,), found in self._each(selection, look, join):
-            yield Undecoded(where=where, raw=raw, identity=identity, rewards=found)
+            yield _make_undecoded(where=where, raw=raw, identity=identity, rewards=found)
 
     def _each(
         self, selection: Selection, look: _Look[T], joined: Callable[[], _Rewards] | None, *, by_time: bool = False
@@ -317,7 +321,7 @@ def _found(
         partition, offset = raw.partition() or 0, raw.offset() or 0
         if plan.wants(partition, offset) and (passed := look(raw)) is not None:
             rewards = columns[partition].of(offset) if partition in columns else {}
-            yield raw, Coordinates(partition=partition, offset=offset), passed, rewards
+            yield raw, _make_place(partition=partition, offset=offset), passed, rewards
 
 
 def _in_order(log: RawLog, piece: Piece) -> Iterator[RawMessage]:

@@ -12,6 +12,7 @@ from echo_bus.message import raw_headers
 from echo_replay.fates import BookEntry, Fates
 from echo_replay.selection import Everything, Groups, Selection, Times, Versions
 from echo_schemas.codec import Codec
+from echo_schemas.converters import maker_of
 from echo_schemas.errors import InvalidRecord
 from echo_schemas.headers import run_of
 from echo_schemas.projection import Projection
@@ -21,6 +22,7 @@ from echo_streams.intake import Identity
 _FIELDS = ("run_id", "seq", "index", "purpose", "task", "min_version", "max_version", "worker_id")
 _IDENTITY = ("run_id", "group_id", "seq", "attempt", "index", "purpose")
 _PURPOSES = {purpose.value.encode(): purpose for purpose in Purpose}
+_make_identity = maker_of(Identity)
 # Errors of reading fields of arbitrary bytes: no record, no UTF-8, an unknown purpose.
 _NO_RECORD = (InvalidRecord, ValueError, KeyError)
 Passed = tuple[Trajectory | None, BookEntry]
@@ -70,7 +72,7 @@ class RecordFilter:
             run, group_id, seq, attempt, index, purpose = self._read_identity(raw.value())
             if run != self._run:
                 return None
-            return (Identity(group_id=group_id.decode(), seq=seq, purpose=_PURPOSES[purpose], attempt=attempt.decode(), index=index),)
+            return (_make_identity(group_id=group_id.decode(), seq=seq, purpose=_PURPOSES[purpose], attempt=attempt.decode(), index=index),)
         except _NO_RECORD:
             wanted = self._takes_all or (self._selection.wants_unreadable and self._wants(self._fates.of(partition, offset, None)))
             return (None,) if wanted else None

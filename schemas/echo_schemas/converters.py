@@ -46,11 +46,10 @@ def maker_of(cls: type[T]) -> type[T]:
     class itself calls object.__setattr__ for each field, which takes longer for a trajectory than to encode it. Make it once."""
     twin = twin_of(cls)
     names = [field.name for field in dataclasses.fields(typing.cast("type[Any]", cls))]
-    lines = [f"    record.{name} = {name}" for name in names]
-    source = "\n".join(
-        [f"def generated(*, {', '.join(names)}):", "    record = new()", *lines, "    record.__class__ = cls", "    return record", ""]
-    )
-    made: type[T] = _generate(source, {}, 0, {"new": functools.partial(twin.__new__, twin), "cls": cls})
+    # Own names begin with an underscore, which no field does.
+    lines = ["_made = _new()", *(f"_made.{name} = {name}" for name in names), "_made.__class__ = _cls", "return _made"]
+    source = "\n".join([f"def generated(*, {', '.join(names)}):", *(f"    {line}" for line in lines), ""])
+    made: type[T] = _generate(source, {}, 0, {"_new": functools.partial(twin.__new__, twin), "_cls": cls})
     return made
 
 

@@ -114,9 +114,37 @@ class _Code:
         twin = twin_of(cls)
         record = self._new("record")
         lines = [f"{record} = {self._name(functools.partial(twin.__new__, twin))}()"]
-        for name, hint, declared in _fields(cls, schema):
-            lines += self._read(f"{record}.{name}", hint, declared)
+        fields = list(_fields(cls, schema))
+        while fields:
+            first, hint, declared = fields[0]
+            last = dict(getattr(cls, "REPEATED", ())).get(first)
+            if last is None:
+                lines += self._read(f"{record}.{first}", hint, declared)
+                del fields[0]
+            else:
+                num = [name for name, _, _ in fields].index(last) + 1
+                lines += self._read_repeated(record, fields[:num])
+                del fields[:num]
         return [*lines, f"{record}.__class__ = {self._name(cls)}", f"{target} = {record}"]
+
+    def _read_repeated(self, record: str, fields: list[tuple[str, Any, Any]]) -> list[str]:
+        """Neighbouring fields that mostly have the bytes of the record before: then its values are taken, which are immutable."""
+        known, length, some, values = (self._new(word) for word in ("known", "length", "some", "values"))
+        # One tuple in a list of one: another thread sees the whole of it or the one before.
+        self._scope[known] = [(0, None, ())]
+        targets = ", ".join(f"{record}.{name}" for name, _, _ in fields)
+        lines = [line for name, hint, declared in fields for line in self._read(f"{record}.{name}", hint, declared)]
+        return [
+            f"{length}, {some}, {values} = {known}[0]",
+            f"if data[at:at + {length}] == {some}:",
+            f"    at += {length}",
+            f"    {targets} = {values}",
+            "else:",
+            *_indented(["begun = at", *lines]),
+            # A text that is cut off ends behind the data; the record is refused at its end.
+            "    if at <= len(data):",
+            f"        {known}[0] = at - begun, data[begun:at], ({targets})",
+        ]
 
     def _read(self, target: str, hint: Any, schema: Any) -> list[str]:
         schema = self._declared.get(schema, schema) if isinstance(schema, str) else schema

@@ -24,6 +24,7 @@ from echo_bus.clock import SystemClock
 from echo_replay.rescoring.order import RescoreOrder
 from echo_runtime.opening import open_codec
 from echo_schemas.codec import Codec
+from echo_schemas.converters import maker_of
 from echo_schemas.errors import InvalidRecord, UserError
 from echo_schemas.records import Coordinates, RewardOutcome, Trajectory
 from echo_settings import Settings
@@ -66,6 +67,9 @@ class Answer:
     record: bytes | None = None
 
 
+_make_answer = maker_of(Answer)
+
+
 def pack_chunk(messages: Sequence[tuple[Coordinates, bytes]]) -> bytes:
     """A chunk of messages with their places, as a scoring process reads it."""
     heads = [_PLACED.pack(where.partition, where.offset, len(message)) for where, message in messages]
@@ -84,7 +88,7 @@ def unpack_answers(data: bytearray) -> list[tuple[int, Answer]]:
         index, code, value, seconds, cost_usd, is_cached, num_error = _ANSWER.unpack_from(data, at + _SIZE.size)
         behind = at + _SIZE.size + _ANSWER.size
         outcome = _OUTCOMES[code] if code < len(_OUTCOMES) else None
-        answer = Answer(
+        answer = _make_answer(
             index=index,
             outcome=outcome,
             value=value if outcome is RewardOutcome.SCORED else None,

@@ -18,10 +18,12 @@ MAX_NAME_LENGTH = 256
 
 class Record:
     """Base of all records that travel on topics. `SCHEMA` is the schema's short name: `avro/<SCHEMA>.v<n>.avsc`, Avro full name
-    `echoswarm.<ClassName>`."""
+    `echoswarm.<ClassName>`. `REPEATED`: first and last of neighbouring fields that a record mostly has in common with the one before it
+    on its partition, so that readers need not read them again. Two or more, all immutable."""
 
     __slots__ = ()
     SCHEMA: ClassVar[str]
+    REPEATED: ClassVar[tuple[tuple[str, str], ...]] = ()
     run_id: str
 
     def validate(self) -> None:

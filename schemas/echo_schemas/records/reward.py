@@ -47,6 +47,7 @@ class Reward(Record):
     """One value for one trajectory *record*: `of` names its partition and offset. `application`: the name that the scorer gives itself."""
 
     SCHEMA: ClassVar[str] = "reward"
+    REPEATED: ClassVar[tuple[tuple[str, str], ...]] = (("run_id", "attempt"), ("name", "application"))
 
     run_id: str
     group_id: str

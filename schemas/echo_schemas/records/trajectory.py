@@ -103,6 +103,7 @@ class Trajectory(Record):
     """
 
     SCHEMA: ClassVar[str] = "trajectory"
+    REPEATED: ClassVar[tuple[tuple[str, str], ...]] = (("run_id", "attempt"), ("group_size", "prompt"), ("min_version", "source"))
 
     run_id: str
     group_id: str

@@ -107,3 +107,65 @@ def test_a_number_without_end_is_refused_at_once() -> None:
     with pytest.raises(InvalidRecord) as caught:
         lock_file_codec().decode(payload)
     assert caught.value.reason in {InvalidReason.MALFORMED, InvalidReason.TRUNCATED}
+
+
+def _read_one_after_another(*payloads: bytes) -> list[Any]:
+    read = reader_of(Trajectory, newest(Trajectory.SCHEMA))
+    found: list[Any] = []
+    for payload in payloads:
+        try:
+            found.append(read(payload, 0))
+        except Exception as exc:  # any error: the codec asks fastavro
+            found.append(type(exc))
+    return found
+
+
+def test_what_a_record_has_in_common_with_the_one_before_is_read_once_and_what_it_has_not_is_its_own() -> None:
+    example: Any = load_examples(TRAJECTORIES)["single_turn.json"]
+    others = [
+        example,
+        dataclasses.replace(example, index=example.index + 1, completion="another text"),
+        dataclasses.replace(example, attempt="another"),
+        dataclasses.replace(example, prompt=example.prompt + "!", max_version=example.max_version + 1),
+        dataclasses.replace(example, sampling=dataclasses.replace(example.sampling, temperature=0.5, stop=("end",))),
+        dataclasses.replace(example, run_id=example.run_id + "x", worker_id=example.worker_id[:-1]),
+        example,
+    ]
+    found = _read_one_after_another(*map(by_fastavro, others))
+    assert found == others
+    assert found[1].prompt is found[0].prompt
+    assert found[1].sampling is found[0].sampling
+
+
+def test_what_was_cut_off_in_the_middle_of_a_text_is_not_taken_for_the_next_record() -> None:
+    example: Any = load_examples(TRAJECTORIES)["single_turn.json"]
+    whole = by_fastavro(example)
+    cut = [whole[:length] for length in range(len(whole))]
+    # A fresh reader for each, so that what it remembers is of the cut record only.
+    for part in cut:
+        refused, found = _read_one_after_another(part, whole)
+        assert isinstance(refused, type)
+        assert found == example
+
+
+@given(st.data())
+def test_altered_bytes_between_others_are_read_as_fastavro_reads_them(data: st.DataObject) -> None:
+    examples = [record for record in ALL_EXAMPLES if isinstance(record, Trajectory)]
+    payloads = []
+    for record in data.draw(st.lists(st.sampled_from(examples), min_size=2, max_size=5)):
+        payload = bytearray(by_fastavro(record))
+        for _ in range(data.draw(st.integers(0, 3))):
+            payload[data.draw(st.integers(0, min(80, len(payload) - 1)))] = data.draw(st.integers(0, 255))
+        payloads.append(bytes(payload))
+    for payload, found in zip(payloads, _read_one_after_another(*payloads), strict=True):
+        if isinstance(found, Trajectory):
+            buffer = io.BytesIO(payload)
+            plain: Any = fastavro.schemaless_reader(buffer, newest(Trajectory.SCHEMA).parsed, None)
+            assert repr(converter_of(Trajectory).from_plain(plain)) == repr(found)
+
+
+def test_repeated_fields_are_neighbours_in_their_order() -> None:
+    for record in RECORDS:
+        names = [field.name for field in dataclasses.fields(record)]
+        places = [names.index(name) for run in record.REPEATED for name in run]
+        assert places == sorted(set(places)), f"{record.__name__}.REPEATED"
