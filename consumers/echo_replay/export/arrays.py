@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import Any
@@ -28,19 +29,15 @@ PLACE = pa.struct([("partition", pa.int32()), ("offset", pa.int64())])
 def messages_array(messages: Sequence[RawMessage]) -> Any:
     """Places, keys and headers of messages."""
     headers = [raw_headers(raw) for raw in messages]
-    ends = np.concatenate([[0], np.cumsum([len(each) for each in headers], dtype=np.int32)]).astype(np.int32)
-    pairs = [pair for each in headers for pair in each]
-    keys = [raw.key() for raw in messages]
-    named = pa.StructArray.from_arrays(
-        [pa.array([name for name, _ in pairs], pa.string()), _texts([value for _, value in pairs])],
-        fields=list(KAFKA.field("headers").type.value_type),
-    )
+    ends = np.cumsum([0, *map(len, headers)], dtype=np.int32)
+    names, values = zip(*itertools.chain.from_iterable(headers), strict=True) if ends[-1] else ((), ())
+    named = pa.StructArray.from_arrays([pa.array(names, pa.string()), _texts(values)], fields=list(KAFKA.field("headers").type.value_type))
     arrays = [
         pa.array([raw.topic() for raw in messages], pa.string()),
         pa.array([raw.partition() for raw in messages], pa.int32()),
         pa.array([raw.offset() for raw in messages], pa.int64()),
         pa.array([raw.timestamp()[1] for raw in messages], pa.int64()),
-        pa.array([None if key is None else key.decode(errors="replace") for key in keys], pa.string()),
+        _texts([raw.key() for raw in messages]),
         pa.ListArray.from_arrays(ends, named),
     ]
     return pa.StructArray.from_arrays(arrays, fields=list(KAFKA))
