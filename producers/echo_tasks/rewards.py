@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from echo_schemas.converters import maker_of
 from echo_schemas.entry import parse_entry
 from echo_schemas.records import FinishReason, Trajectory
 
@@ -56,10 +57,13 @@ class ScoredSample:
     task: str
 
 
+_make_sample = maker_of(ScoredSample)
+
+
 def sample_of(trajectory: Trajectory) -> ScoredSample:
     """The sample of a record; changes to it do not change the record. Raises ValueError if its entry is no JSON object."""
     entry = parse_entry(trajectory.entry)
-    return ScoredSample(
+    return _make_sample(
         prompt=trajectory.prompt,
         completion=trajectory.completion,
         entry=entry,
