@@ -1,10 +1,11 @@
-"""Options and arguments that several commands have."""
+"""Options and arguments that several commands or modules have."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +26,24 @@ Page = Annotated[Path | None, typer.Option("--page", metavar="FILE", help="Write
 RewardPath = Annotated[str, typer.Argument(metavar="REWARD", help="my_rewards.py:brevity, package.module:function, or a built-in name.")]
 ClusterName = Annotated[str, typer.Option(help="Strimzi's name of the cluster; for commands, its address.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do it.")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrainOptions:
+    """How to train again, and how to compare."""
+
+    from_start: Annotated[bool, typer.Option("--from-start", help="From the base model, though a nearer checkpoint is kept.")] = False
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="How far off the weights may be, as a share of the way that training has moved them.")
+    ] = 0.02
+    exact: Annotated[bool, typer.Option("--exact", help="Every byte must be the same; the machine, threads and ranks must be, too.")] = (
+        False
+    )
+    ranks: Annotated[int | None, typer.Option(min=1, help="Processes that train together, if not those of the file.")] = None
+    prompts: Annotated[int, typer.Option(min=0, help="With --rewards: held-out prompts to evaluate on; 0: none.")] = 64
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the result of each version there.")
+    ] = None
 
 
 def taking(name: str, kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

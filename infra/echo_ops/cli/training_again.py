@@ -19,8 +19,9 @@ from echo_learner.commit.snapshot import file_names, read_snapshot
 from echo_learner.evaluation.setup import plan_evaluations, plan_section
 from echo_learner.training.config import trainer_config
 from echo_learner.training.ranks import open_trainer
+from echo_ops.cli.options import RetrainOptions
 from echo_ops.cli.output import out
-from echo_ops.cli.retrain import RetrainOptions, line_of, measured_lines, other_line
+from echo_ops.cli.retrain_output import line_of, measured_lines, other_line
 from echo_ops.rewards.weights import listed
 from echo_replay.batches import OtherRewards
 from echo_replay.history import History

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from echo_learner.commit.snapshot import ADAPTER_CONFIG, ADAPTER_WEIGHTS, SnapshotFiles, file_names, read_snapshot
-from echo_ops.cli.retrain import line_of
+from echo_ops.cli.retrain_output import line_of
 from echo_replay.retrain import Match, RetrainedVersion
 from echo_replay.weight_distance import weight_distance
 from echo_schemas.errors import UserError

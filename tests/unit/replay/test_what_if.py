@@ -15,7 +15,8 @@ pytest.importorskip("torch", reason="the learner's types are torch's neighbours:
 from echo_core.evaluation import EvaluationSpec
 from echo_learner.commit.snapshot import SnapshotFiles
 from echo_learner.evaluation.requests import Planned
-from echo_ops.cli.retrain import measured_lines, other_line, parse_terms, parse_versions
+from echo_ops.cli.retrain import parse_terms, parse_versions
+from echo_ops.cli.retrain_output import measured_lines, other_line
 from echo_replay.batches import OtherRewards
 from echo_replay.history import History
 from echo_replay.retrain import Match, RetrainedVersion, RetrainParts, TrainingLog, plan_retraining, retrain
