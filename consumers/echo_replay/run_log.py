@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.clock import Deadline
-from echo_bus.dead_letters import ORIGINAL_TOPIC, READER, REASON, DeadLetterLimits, original_place
+from echo_bus.dead_letter_budget import DeadLetterLimits
+from echo_bus.dead_letters import ORIGINAL_TOPIC, READER, REASON, original_place
 from echo_bus.errors import DeadlineExceeded
 from echo_bus.message import LazyHeaders, Message
 from echo_bus.reading.reader import Isolation, LogReader

@@ -13,7 +13,8 @@ from echo_bus.client.cluster import Cluster
 from echo_bus.client.publisher import Publisher
 from echo_bus.client.transactions import TransactionalWriter
 from echo_bus.clock import Deadline
-from echo_bus.dead_letters import DeadLetterLimits, DeadLetters
+from echo_bus.dead_letter_budget import DeadLetterLimits
+from echo_bus.dead_letters import DeadLetters
 from echo_bus.group.consumer import ConsumerLoop
 from echo_bus.group.state import LoopLimits
 from echo_bus.message import Handler

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from echo_bus.clock import Clock, SystemClock
-from echo_bus.dead_letters import DeadLetterLimits
+from echo_bus.dead_letter_budget import DeadLetterLimits
 from echo_bus.metrics import BusMetrics
 from echo_schemas.codec import Codec, lock_file_codec
 from echo_schemas.naming import Namespace

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from echo_bus.bus import Bus
 from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Clock, SystemClock
-from echo_bus.dead_letters import DeadLetterLimits
+from echo_bus.dead_letter_budget import DeadLetterLimits
 from echo_bus.metrics import BusMetrics
 from echo_runtime.logins import with_login
 from echo_runtime.notices import Notices

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.kafka_errors import grown
-from echo_bus.dead_letters import DeadLetterBudget, dead_letter_of
+from echo_bus.dead_letter_budget import DeadLetterBudget
+from echo_bus.dead_letters import dead_letter_of
 from echo_bus.message import raw_headers
 from echo_bus.reading.decoding import Decoder
 from echo_bus.wire import Wire

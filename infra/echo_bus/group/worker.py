@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.publisher import Receipt
-from echo_bus.dead_letters import DeadLetterBudget, DeadLetters
+from echo_bus.dead_letter_budget import DeadLetterBudget
+from echo_bus.dead_letters import DeadLetters
 from echo_bus.group.state import Assignment, FetchedBatch, Handover, InFlight, LoopLimits, PartitionState, Reopened, Signal
 from echo_bus.message import ACCEPTED, Accepted, Busy, Handler, Invalid, Outcome
 from echo_bus.reading.decoding import Decoder, IgnoredReason

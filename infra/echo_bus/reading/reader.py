@@ -22,7 +22,7 @@ from echo_bus.client.kafka_errors import END_OF_PARTITION, check_error, translat
 from echo_bus.client.profiles import READER, WATCHER, Properties
 from echo_bus.client.publisher import Receipt
 from echo_bus.clock import Deadline
-from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits
+from echo_bus.dead_letter_budget import DeadLetterBudget, DeadLetterLimits
 from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
 from echo_bus.message import Message
 from echo_bus.reading.decoding import Decoder, IgnoredReason

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from echo_bus.dead_letters import DeadLetterLimits
+from echo_bus.dead_letter_budget import DeadLetterLimits
 from echo_bus.errors import TooManyDeadLetters, TopicMissing, TransportError
 from echo_bus.group.state import LoopLimits
 from echo_bus.message import ACCEPTED, BUSY, Accepted, Completion, Invalid, Message, Outcome

@@ -10,7 +10,8 @@ from confluent_kafka import TopicPartition
 
 from echo_bus.client.profiles import TRANSACTIONAL
 from echo_bus.clock import Deadline
-from echo_bus.dead_letters import DeadLetterLimits, DeadLetters
+from echo_bus.dead_letter_budget import DeadLetterLimits
+from echo_bus.dead_letters import DeadLetters
 from echo_bus.errors import DeadlineExceeded, OffsetLost, TooManyDeadLetters, TopicMissing
 from echo_bus.message import Message
 from echo_bus.reading.reader import From, Isolation, LogReader

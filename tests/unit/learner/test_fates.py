@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
-from echo_bus.dead_letters import DeadLetterLimits
+from echo_bus.dead_letter_budget import DeadLetterLimits
 from echo_bus.errors import TransportError
 from echo_learner.admission import AdmissionLimits
 from echo_learner.metrics import LearnerMetrics

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.dead_letters import DeadLetterLimits
+from echo_bus.dead_letter_budget import DeadLetterLimits
 from echo_schemas.records import RewardOutcome
 from echo_settings import Settings, load_settings
 from echo_streams.metrics import StreamsMetrics

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import ManualClock
-from echo_bus.dead_letters import DeadLetterLimits
+from echo_bus.dead_letter_budget import DeadLetterLimits
 from echo_bus.errors import TooManyDeadLetters, TransportError
 from echo_bus.metrics import BusMetrics
 from echo_bus.reading.decoding import Decoder

@@ -9,7 +9,8 @@ import pytest
 
 from echo_bus.client.profiles import MAX_RECORD_BYTES
 from echo_bus.clock import ManualClock
-from echo_bus.dead_letters import DeadLetterBudget, DeadLetterLimits, DeadLetters, dead_letter_headers
+from echo_bus.dead_letter_budget import DeadLetterBudget, DeadLetterLimits
+from echo_bus.dead_letters import DeadLetters, dead_letter_headers
 from echo_bus.errors import TooManyDeadLetters
 from echo_bus.wire import Wire
 from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
