@@ -22,7 +22,8 @@ from echo_learner.parts import LearnerParts, open_parts
 from echo_learner.start import Beginning, StartOptions, begin_session
 from echo_learner.training.config import ignored_rewards, trainer_config
 from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
-from echo_runtime.process import RoleProcess, without_collection
+from echo_runtime.garbage import without_collection
+from echo_runtime.process import RoleProcess
 from echo_schemas.records import DropReason
 from echo_tasks.base_models import resolve_base
 from echo_tasks.prompts import ChatCodec, PromptCodec, check_positions

@@ -21,3 +21,19 @@ def seldom_collected() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*usual)
+
+
+@contextmanager
+def without_collection() -> Iterator[None]:
+    """For imports at a process's start: switches the garbage collector off meanwhile, and excludes the new objects from it for ever.
+
+    Otherwise it would scan hundreds of thousands of lasting objects again and again: a seventh of the time of vLLM's imports.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if was_enabled:
+            gc.enable()

@@ -5,7 +5,6 @@ Threads: `open_role` runs on the main thread, where Python delivers signals; any
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
@@ -32,22 +31,6 @@ from echo_settings import Settings
 logger = logging.getLogger(__name__)
 # Prometheus usually asks every 15 s or sooner. Where it asks only every minute, the end of a process does not wait for it.
 _LAST_SCRAPE_S = 15.0
-
-
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """For imports at a process's start: switches the garbage collector off meanwhile, and excludes the new objects from it for ever.
-
-    Otherwise it would scan hundreds of thousands of lasting objects again and again: a seventh of the time of vLLM's imports.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if was_enabled:
-            gc.enable()
 
 
 class StopSignal:

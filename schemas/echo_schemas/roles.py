@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-import yaml
-
 from echo_schemas.errors import SchemaFileError
-from echo_schemas.topic_files import TopicSpec, load_topic_specs
+from echo_schemas.topic_files import TopicSpec, load_topic_specs, read_yaml
 
 _REQUIRED_KEYS = {"purpose", "groups", "transactional_ids"}
 _KEYS = _REQUIRED_KEYS | {"watches_groups", "reads_all_topics"}
@@ -32,7 +30,7 @@ class Role:
 @functools.cache
 def load_roles() -> dict[str, Role]:
     """Role name → role. Raises SchemaFileError if roles and topic files disagree."""
-    content = yaml.safe_load((resources.files("echo_schemas") / "roles.yaml").read_text(encoding="utf-8"))
+    content = read_yaml((resources.files("echo_schemas") / "roles.yaml").read_text(encoding="utf-8"))
     return parse_roles(content, load_topic_specs())
 
 

@@ -61,3 +61,18 @@ def test_help_loads_no_client_at_all() -> None:
     loaded = {name.partition(".")[0] for name in said.splitlines()[-1].split()}
     assert "typer" in loaded
     assert not loaded & (HEAVY | {"jgo", "confluent_kafka", "fastavro", "numpy", "pydantic", "yaml"})
+
+
+def test_a_command_that_reads_the_log_reads_no_file_of_roles_or_topics() -> None:
+    code = (
+        "import sys, gc\nfrom echo_ops.cli.main import app\nfrom typer.testing import CliRunner\n"
+        "assert CliRunner().invoke(app, ['show', '--help']).exit_code == 0\n"
+        "from echo_runtime.opening import open_bus\nfrom echo_settings import Settings\n"
+        "open_bus(Settings(kafka={'bootstrap': '127.0.0.1:1'}), 'operator')\n"
+        "print(gc.get_freeze_count(), gc.isenabled(), *sys.modules)"
+    )
+    frozen, is_enabled, *loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert int(frozen) > 0, "the collector went through what the command imports, again and again"
+    assert is_enabled == "True"
+    assert "echo_ops.cli.show" in loaded
+    assert "yaml" not in loaded

@@ -6,7 +6,7 @@ stays quick.
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +14,7 @@ import typer.main
 from typer.core import TyperCommand, TyperGroup
 
 from echo_ops.cli.output import out, user_errors
+from echo_runtime.garbage import without_collection
 
 _GROUPS = {
     "reward": "Rewards of a running run: write, try, attach, weigh, detach.",
@@ -163,9 +164,11 @@ class _LaterCommand(TyperCommand):
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of the real command, which has the options. A group runs the command of the context."""
-        module, _, function = self._function.partition(":")
+        module, _, name = self._function.partition(":")
+        with without_collection():
+            function = getattr(import_module(f"echo_ops.cli.{module}"), name)
         alone = typer.Typer(rich_markup_mode="markdown", add_completion=False)
-        alone.command(self.name, help=self.help)(getattr(import_module(f"echo_ops.cli.{module}"), function))
+        alone.command(self.name, help=self.help)(function)
         return typer.main.get_command(alone).make_context(info_name, args, parent, **extra)
 
 
@@ -192,6 +195,8 @@ app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=True, rich
 
 def _print_version(is_asked: bool) -> None:
     if is_asked:
+        from importlib import metadata
+
         out.print(f"echoswarm {metadata.version('echoswarm')}")
         raise typer.Exit
 

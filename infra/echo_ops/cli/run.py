@@ -20,9 +20,10 @@ from echo_bus.errors import ClusterUnreachable, TopicMissing
 from echo_ops.cli.context import read_settings
 from echo_ops.cli.options import Config, taking
 from echo_ops.roles import ROLES, Flags, Role, arguments_of
+from echo_runtime.garbage import without_collection
 from echo_runtime.logs import LogFormat, set_up_logs
 from echo_runtime.ownership import START_VARIABLE, await_turn
-from echo_runtime.process import StopSignal, open_role, without_collection
+from echo_runtime.process import StopSignal, open_role
 from echo_runtime.rights import check_rights
 from echo_schemas.errors import EchoError
 from echo_schemas.naming import Namespace

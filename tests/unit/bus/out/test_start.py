@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from echo_runtime.process import without_collection
+from echo_runtime.garbage import without_collection
 
 
 def test_the_collector_rests_and_leaves_alone_what_was_made() -> None:
