@@ -19,11 +19,15 @@ def {name}(sample: ScoredSample) -> float:
 '''
 _TEST = '''"""What the rewards of this run say of samples that were made by hand."""
 
+from pathlib import Path
+
 import numpy as np
-from {module} import {name}
 
 from echo_schemas.records import FinishReason
+from echo_tasks.catalogue import load_reward
 from echo_tasks.rewards import ScoredSample
+
+{name} = load_reward(f"{{Path(__file__).with_name('{file}')}}:{name}")
 
 
 def sample(completion: str, num_generated: int) -> ScoredSample:
@@ -57,5 +61,5 @@ def write_template(path: str) -> tuple[Path, Path]:
         if each.exists():
             raise UserError(f"{each} is there already.", hint="Name another file, or write the function into that one.")
     file.write_text(_REWARD.format(name=name), encoding="utf-8")
-    test.write_text(_TEST.format(name=name, module=file.stem), encoding="utf-8")
+    test.write_text(_TEST.format(name=name, file=file.name), encoding="utf-8")
     return file, test
