@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict
 
 import numpy as np
@@ -39,7 +39,6 @@ def rewards_page(
     a, b = pair if all(pair) else _first_pair([line.name for line in lines], by_name)
     found = compare(by_name[a], by_name[b]) if a in by_name and b in by_name else None
     return {
-        "num_judged": len(judged),
         "num_names": len(by_name),
         "terms": [{"name": harmless(term.name), "weight": term.weight} for term in terms],
         "ordered": None
@@ -52,7 +51,7 @@ def rewards_page(
         "values": [
             {
                 "name": harmless(name),
-                "coverage": len({reward.of for reward in by_name[name]}) / len(judged),
+                **_coverage({reward.of for reward in by_name[name]}, judged),
                 "histogram": histogram(np.array([reward.value for reward in by_name[name]], np.float64)),
             }
             for name in names
@@ -61,6 +60,16 @@ def rewards_page(
         "comparison": None if found is None else _plain(found) | {"a": a, "b": b, "square": _square(by_name[a], by_name[b])},
         "pair": [a, b],
     }
+
+
+def _coverage(scored: Set[Coordinates], judged: Set[Coordinates]) -> Json:
+    """The share of the judged samples that have one reward, and of how many. Of each partition they count from the first one that has it:
+    earlier ones may have it too, in a record that is older than the newest ones that were read."""
+    first: dict[int, int] = {}
+    for place in scored:
+        first[place.partition] = min(first.get(place.partition, place.offset), place.offset)
+    num_judged = sum(place.offset >= first.get(place.partition, 0) for place in judged)
+    return {"coverage": len(scored) / num_judged, "num_judged": num_judged}
 
 
 def _line(line: ScorerLine) -> Json:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echo_ops.rewards.comparison import compare
+from echo_ops.viewer.rewards import rewards_page
 from echo_schemas.records import Reward
 from tests.unit.core.records import at
 from tests.unit.ops.reward_records import failed, scored
@@ -55,3 +56,11 @@ def test_equal_values_share_their_rank() -> None:
     assert found.spearman == pytest.approx(1.0)
     assert found.pearson is not None
     assert found.pearson < 0.9
+
+
+def test_a_reward_whose_older_records_were_not_read_covers_all_that_it_has_reached() -> None:
+    """`a` is written before `b`, so that among the newest records are some of `b` whose `a` is older; `c` scores every other sample."""
+    a, b, c = (column(name, [0.5] * 12) for name in "abc")
+    page = rewards_page([], [*a[4:], *b, *c[1::2]], [], None, ("", ""))
+    said = {each["name"]: (each["coverage"], each["num_judged"]) for each in page["values"]}
+    assert said == {"a": (1.0, 8), "b": (1.0, 12), "c": (pytest.approx(6 / 11), 11)}

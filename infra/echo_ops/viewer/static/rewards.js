@@ -46,7 +46,7 @@ export function rewards(page, state) {
         each.name, each.application, each.weight ? say(each.weight) : h("span", { class: "fate" }, "shadow"), h("span", { class: `fate ${each.state.replace(/ .*/, "")}` }, each.state), percent(each.share), behind(each.behind), say(each.mean),
         say(each.scored), say(each.failed), say(each.stale), each.policy, each.error || "–"])), h("p", { class: "soft" }, "Counted over the newest records of the topic."))
         : h("p", { class: "empty" }, "Nobody scores this run yet."),
-      page.values.length ? h("div", { class: "grid" }, page.values.map((each) => card(each.name, histogram(each.histogram, `${percent(each.coverage)} of ${say(page.num_judged)} samples that were judged lately`)))) : null,
+      page.values.length ? h("div", { class: "grid" }, page.values.map((each) => card(each.name, histogram(each.histogram, `${percent(each.coverage)} of ${say(each.num_judged)} samples that were judged lately`)))) : null,
       page.num_names > page.names.length ? h("p", { class: "soft" }, `${say(page.num_names)} names were heard; the first ${page.names.length} are drawn.`) : null,
       page.names.length > 1 ? card("Two rewards on the same samples", chip("first", 0), chip("second", 1),
         page.comparison ? comparison(page, page.comparison) : h("p", { class: "empty" }, "No sample among the newest has a value of both.")) : null,
