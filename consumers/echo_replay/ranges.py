@@ -150,8 +150,8 @@ def _of_versions(where: Versions, log: RunLog, bounds: Bounds) -> ReadingPlan:
     times = published(log)
     if not any(where.first <= version <= where.last for version in times):
         newest = f"The newest of {log.run_id} is {max(times)}." if times else f"{log.run_id} has published none yet."
-        named = str(where.first) if where.first == where.last else f"{where.first} to {where.last}"
-        raise UserError(f"Version {named} was never published.", hint=newest)
+        was = f"Version {where.first} was" if where.first == where.last else f"The versions {where.first} to {where.last} were"
+        raise UserError(f"{was} never published.", hint=newest)
     before = [version for version in times if version <= where.first]
     if where.first == 0 or not before:
         return _from(bounds, dict(bounds.lows), dict.fromkeys(bounds.lows, 0))

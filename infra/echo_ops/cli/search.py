@@ -69,7 +69,8 @@ def search(
                 break
         remark("missing", history.missing)
     more = f"; stopped at --limit {limit}" if limit and num_found == limit else ""
-    err.print(f"{num_found:,} found in {num_looked_at:,} trajectories of {run_id}{more}", markup=False)
+    empty = "" if num_looked_at else ": none is in this range and passes these filters"
+    err.print(f"{num_found:,} found in {num_looked_at:,} trajectories of {run_id}{more}{empty}", markup=False)
 
 
 def _show(record: HistoryRecord, trajectory: Trajectory, hit: Hit, *, as_json: bool) -> None:

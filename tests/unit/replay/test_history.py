@@ -272,7 +272,7 @@ def test_what_retention_has_removed_is_named(sound: SoundRun, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        (Versions(90, 99), "Version 90 to 99 was never published"),
+        (Versions(90, 99), "The versions 90 to 99 were never published"),
         (Steps(90, 90), "no report of step 90"),
         (Offsets({7: (0, 1)}), "no partition 7"),
         (Offsets({0: (10_000, 10_001)}), "no offset 10000"),

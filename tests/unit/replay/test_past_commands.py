@@ -147,6 +147,11 @@ def test_a_search_for_all_that_finds_nothing_was_not_stopped(used: Pipeline, cap
     assert capsys.readouterr().err.strip().endswith("trajectories of demo")
 
 
+def test_a_search_where_nothing_lies_says_so(used: Pipeline, capsys: pytest.CaptureFixture[str]) -> None:
+    search("c", until="1970-01-01T00:00:00")
+    assert "none is in this range" in capsys.readouterr().err
+
+
 def test_an_expression_that_never_ends_is_ended(
     use: Use, sound: SoundRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
