@@ -23,6 +23,7 @@ from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import CustomLoss
 from echo_ops.supervisor.broker import given_bootstrap
 from echo_ops.supervisor.placement import this_machine
+from echo_ops.supervisor.plan import signing_processes
 from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
 from echo_rollout.engines.catalogue import check_devices, check_engine
@@ -295,12 +296,12 @@ def _snapshot_bytes(settings: Settings) -> int:
 
 
 def _trust(settings: Settings) -> Iterator[Problem]:
-    """The keys of the roles that `up` would start here."""
-    roles = {"worker": settings.rollout.workers, "reward": 1, "offline": int(bool(settings.offline.episodes))}
-    for role in (role for role, number in roles.items() if number):
-        # Each process may have its own key, under a name that is unknown here.
-        if settings.trust.keys and not list(Path(settings.trust.keys).glob(f"{role}.*.key")):
-            open_signer(settings.trust, role)
+    """The keys of the processes that `up` would start here."""
+    for process in signing_processes(settings):
+        try:
+            open_signer(settings.trust, process)
+        except UserError as exc:
+            yield Problem(exc.message, exc.hint)
     open_verifier(settings.trust, "learner")
     if settings.trust.signatures == "required" and not settings.trust.keys:
         yield Problem("[trust] requires signatures, and keys names no folder: records written from here are refused.", is_note=True)

@@ -44,7 +44,8 @@ def up(
     if state.is_secure:
         logins = admit_roles(state, Namespace(settings.kafka.namespace))
         out.print(f"[green]Secured[/]: TLS, and a user with its own rights for each role of {settings.kafka.namespace}; logins in {logins}")
-    out.print("Next: [bold]echoswarm topics apply[/]. Stop it with [bold]echoswarm kafka down[/].")
+    named = f" -c {config}" if config else ""
+    out.print(f"Next: [bold]echoswarm topics apply{named}[/]. Stop it with [bold]echoswarm kafka down[/].")
 
 
 def down(delete_data: Annotated[bool, typer.Option("--delete-data", help="Remove its data folder too.")] = False) -> None:

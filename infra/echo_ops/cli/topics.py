@@ -29,7 +29,7 @@ def plan(config: Config = None, force: Force = False) -> None:
     made = _admin(config).plan(force=force)
     _show(made)
     if not made.is_empty:
-        out.print("Do it with [bold]echoswarm topics apply[/].")
+        out.print(f"Do it with [bold]echoswarm topics apply{f' -c {config}' if config else ''}[/].")
 
 
 def apply(

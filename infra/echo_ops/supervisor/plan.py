@@ -39,7 +39,7 @@ def plan_children(
     """Every process of the run in the order in which they are started. `overrides`: settings as environment variables; `learner_flags`:
     for `echoswarm run learner`.
     """
-    workers = [(name, kind) for name, kind in kinds_of(settings) for _ in range(kind.rollout.workers)]
+    workers = _workers(settings)
     places = placement(machine, [_need(kind) for _, kind in workers], ranks=settings.learner.ranks)
     is_asynchronous, is_logged = settings.run.mode == "asynchronous", bool(settings.offline.episodes)
     wanted: dict[Role, list[_Wanted]] = {
@@ -53,6 +53,19 @@ def plan_children(
     }
     plans = [_child(role, each, config=config, overrides=overrides, folder=folder) for role in ROLES for each in wanted[role]]
     return tuple(replace(plan, command=(*plan.command, *learner_flags)) if plan.role is Role.LEARNER else plan for plan in plans)
+
+
+def signing_processes(settings: Settings) -> list[str]:
+    """`role.name` of each process of `plan_children` that writes what [trust] signs."""
+    workers = _names(Role.WORKER, [kind for kind, _ in _workers(settings)])
+    rewards = _names(Role.REWARD, [""] * settings.scoring.workers)
+    offline = [Role.OFFLINE.value] if settings.offline.episodes else []
+    return [f"{Role.WORKER.value}.{name}" for name in workers] + [f"{Role.REWARD.value}.{name}" for name in rewards] + offline
+
+
+def _workers(settings: Settings) -> list[tuple[str, Settings]]:
+    """The kind of each worker, with its settings."""
+    return [(name, kind) for name, kind in kinds_of(settings) for _ in range(kind.rollout.workers)]
 
 
 def _has_pool(settings: Settings) -> bool:
@@ -72,14 +85,20 @@ class _Wanted:
 
 
 def _numbered(role: Role, kinds: Iterable[tuple[str, ProcessPlacement]]) -> list[_Wanted]:
-    """Processes named by role and number, or by role, kind and number; each kind counts from 0."""
+    """Numbered processes of a role, each of a kind and at a place."""
+    wanted = list(kinds)
+    names = _names(role, [kind for kind, _ in wanted])
+    return [_Wanted(name, place, kind, is_numbered=True) for name, (kind, place) in zip(names, wanted, strict=True)]
+
+
+def _names(role: Role, kinds: Sequence[str]) -> list[str]:
+    """Role and number, or role, kind and number; each kind counts from 0."""
     counts: Counter[str] = Counter()
-    found = []
-    for kind, place in kinds:
-        parts = (role.value, kind, str(counts[kind])) if kind else (role.value, str(counts[kind]))
-        found.append(_Wanted("-".join(parts), place, kind, is_numbered=True))
+    names = []
+    for kind in kinds:
+        names.append("-".join([role.value, *([kind] if kind else []), str(counts[kind])]))
         counts[kind] += 1
-    return found
+    return names
 
 
 def _need(settings: Settings) -> WorkerNeed:

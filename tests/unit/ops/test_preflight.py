@@ -209,18 +209,31 @@ def test_a_coordinator_without_prices_is_a_note(settings: Any) -> None:
     assert not [note for note in notes(settings(rollout={"pool": pool})) if "price" in note]
 
 
+def write_key(path: Path) -> None:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    path.write_bytes(Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
 def test_keys_that_are_missing_are_said_before_anything_starts(tmp_path: Path) -> None:
-    def said(**trust: str) -> list[str]:
-        settings = Settings.model_validate({"trust": trust})
+    pytest.importorskip("cryptography", reason="install the extra 'signatures'")
+    pool = [{"name": "spot", "workers": 2}]
+
+    def said(rollout: Any = None, **trust: str) -> list[str]:
+        settings = Settings.model_validate({"trust": trust, "rollout": rollout or {}})
         return [f"{finding.message} {finding.hint}" for finding in _trust(settings)]
 
-    with pytest.raises(UserError, match="no key for worker"):
-        said(keys=str(tmp_path))
+    assert "no key for worker.worker-0" in said(keys=str(tmp_path))[0]
     with pytest.raises(UserError, match="no file of signers"):
         said(signatures="required", signers=str(tmp_path / "none.toml"))
     (tmp_path / "signers.toml").write_text("")
-    for name in ("worker.w1.key", "reward.exact.key"):
-        (tmp_path / name).write_text("")
+    for name in ("worker.gpu-7.key", "worker.worker-spot-1.key", "reward.key"):
+        write_key(tmp_path / name)
+    # A key of another worker is of no use to those that `up` starts.
+    assert ["keys new worker worker-0" in line for line in said(keys=str(tmp_path))] == [True]
+    assert ["keys new worker worker-spot-0" in line for line in said(rollout={"pool": pool}, keys=str(tmp_path))] == [True]
+    write_key(tmp_path / "worker.worker-0.key")
     assert said(keys=str(tmp_path), signatures="required", signers=str(tmp_path / "signers.toml")) == []
     (note,) = said(signatures="required", signers=str(tmp_path / "signers.toml"))
     assert "keys names no folder" in note
