@@ -47,7 +47,10 @@ MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC
 _LOST = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 _FATAL, _FENCED = KafkaError._FATAL, "fenced by other consumer"  # noqa: SLF001
 _REPLACED = frozenset({KafkaError.FENCED_INSTANCE_ID, KafkaError.UNRELEASED_INSTANCE_ID, KafkaError._FENCED})  # noqa: SLF001
-LOGIN_HINT = "Check the user and the password, token or certificate in [kafka.client]; is the user known to the cluster?"
+LOGIN_HINT = (
+    "Check the user and the password, token or certificate in [kafka.client], or in the role's file below [kafka] logins; "
+    "is the user known to the cluster?"
+)
 # Placeholders in the command of the hint, if the principal or the address is unknown.
 _SOMEBODY, _SOMEWHERE = "User:LOGIN", "HOST:PORT"
 # A role without any permission lacks thirty.

@@ -22,6 +22,7 @@ from echo_tasks.catalogue import import_object
 
 MOST_REDRIVES = 2
 """How often a message is redriven. After a third failure it needs another mend, and a new message."""
+_NO_KEY = "What a mend returns is signed by the redrive, which has no key here: `echoswarm keys new redrive` makes one."
 Whole = Callable[[Letter], Letter | None]
 """The whole letter of a cut one, from its topic; None if the topic does not hold it any more."""
 Mend = Callable[[Letter], Record | bytes | None]
@@ -92,7 +93,8 @@ class Preparing:
             key = own
         headers = full.headers
         was_unsigned = all(name != SIGNATURE for name, _ in headers)
-        if (key, value) != (full.key, full.value) or (self.mend is not None and was_unsigned):
+        is_signed_anew = (key, value) != (full.key, full.value) or (self.mend is not None and was_unsigned)
+        if is_signed_anew:
             # The writer's signature covers the old bytes. The redrive signs the mended ones, and those that a mend returns as they were.
             headers = tuple(header for header in headers if header[0] != SIGNATURE)
             if self.wire.signer is not None and topic.author is not None:
@@ -100,6 +102,8 @@ class Preparing:
         try:
             self._require_signature(topic, record, key, value, headers, now_ms)
         except InvalidRecord as exc:
+            if is_signed_anew and self.wire.signer is None:
+                return _stop(letter, _NO_KEY)
             return _stop(letter, f"Its readers would refuse its signature: {exc.message}")
         return Prepared(
             letter=letter,

@@ -251,6 +251,16 @@ def test_a_record_whose_signature_would_be_refused_again_is_not_brought_back(log
     assert log.run() == {Handling.WRITE: 1}
 
 
+def test_a_mended_record_without_a_key_of_the_redrive_stops_with_the_command_that_makes_one(log: Log) -> None:
+    log.die(trajectory(seq=1))
+    log.bus = replace(log.bus, verifier=Verifier(dict))
+    with Backlog(log.bus, TRAJECTORIES) as backlog:
+        tally = Redrive(log.bus, backlog, by="me", mend=lambda letter: letter.value).run(backlog.waiting(frozenset()))
+    assert tally.stopped is not None
+    assert "`echoswarm keys new redrive`" in tally.stopped.why
+    assert not log.redriven()
+
+
 def test_nothing_is_written_and_no_position_moves_where_the_transaction_fails(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     log.die(trajectory(seq=1))
     fails = KafkaException(KafkaError(KafkaError.INVALID_TXN_STATE, "no", retriable=False, txn_requires_abort=True))
