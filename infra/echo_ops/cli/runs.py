@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +19,7 @@ from echo_ops.cli.past import run_named
 from echo_ops.orders import give_order
 from echo_ops.runs.deletion import Remains, find_remains, remove
 from echo_ops.runs.listing import RunLine, RunStatus, find_run, read_runs
+from echo_ops.supervisor.registration import FOLDER_LOCK, folder_lock
 from echo_runtime.announcement import forget_gone
 from echo_runtime.logins import ADMIN
 from echo_schemas.errors import UserError
@@ -180,7 +182,10 @@ def delete(name: RunId, config: Config = None, yes: Yes = False) -> None:
     if not yes:
         out.print("Nothing was removed. Add --yes.")
         return
-    remove(bus, remains)
+    folder = Path(settings.checkpoint.folder)
+    # An `echoswarm up` that has begun and whose learner is not there yet.
+    with folder_lock(folder) if (folder / FOLDER_LOCK).exists() else nullcontext():
+        remove(bus, remains)
     out.print(f"{name} is removed.", markup=False)
 
 

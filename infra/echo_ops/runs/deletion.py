@@ -21,6 +21,7 @@ from echo_bus.client.kafka_errors import translated
 from echo_bus.message import raw_headers
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_ops.groups import groups_with_members
+from echo_ops.supervisor.registration import FOLDER_LOCK
 from echo_ops.topic_admin import TopicAdmin
 from echo_replay.raw_log import RawLog
 from echo_rollout.journal import journals_folder
@@ -32,7 +33,7 @@ from echo_schemas.topics import BY_NAME, RUNS
 # The client ends each request after this time by itself.
 _WAIT_S = 30.0
 # Files of `echoswarm up` and the learner beside the checkpoints.
-_BESIDE = ("logs", "processes", "snapshots", "report.html", "summary.json", "supervisor.log")
+_BESIDE = ("logs", "processes", "snapshots", "report.html", "summary.json", "supervisor.log", FOLDER_LOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ from echo_schemas.topics import REQUESTS
 _REACH_S = 30.0
 _COORDINATOR_S = 1.0
 logger = logging.getLogger(__name__)
-_NAME = "up.lock"
+FOLDER_LOCK = "up.lock"
 
 
 def refuse_if_owned(cluster: KafkaCluster, bus: Bus, run_id: str, *, takeover: bool) -> None:
@@ -86,7 +86,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     The lock is the system's (flock), so a file that stays behind locks nothing. A file system without locks gives only a warning.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _NAME
+    path = folder / FOLDER_LOCK
     with path.open("a+", encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,6 +16,7 @@ from echo_bus.clock import Deadline
 from echo_bus.message import raw_headers
 from echo_ops.runs import deletion
 from echo_ops.runs.listing import read_runs
+from echo_ops.supervisor.registration import folder_lock
 from echo_replay.raw_log import RawLog
 from echo_rollout.journal import CrashJournal, journals_folder
 from echo_runtime.opening import open_bus
@@ -177,8 +178,8 @@ def test_a_removal_that_was_killed_is_finished_by_the_next(
 ) -> None:
     begin(bus, "demo", heard_ms=1)
     folder = tmp_path / "runs" / "demo"
-    folder.mkdir(parents=True)
-    (folder / "report.html").write_text("x")
+    with folder_lock(folder):
+        (folder / "report.html").write_text("x")
     every, step = replace(bus, run_id=None), killed_before.removeprefix("second ")
     left = 1 if killed_before.startswith("second") else 0
     do = getattr(deletion, step)

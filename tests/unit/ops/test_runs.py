@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from echo_ops.cli.main import app
 from echo_ops.runs.deletion import Remains
 from echo_ops.runs.listing import RunStatus, find_run, line_of
+from echo_ops.supervisor.registration import folder_lock
 from echo_runtime.announcement import Announcement
 from echo_schemas.errors import UserError
 from echo_schemas.naming import Namespace
@@ -134,6 +135,9 @@ def test_a_removal_says_what_becomes_of_the_logins_and_asks_for_the_runs_own_fil
     said = CliRunner().invoke(app, ["runs", "delete", RUN.run_id]).output
     assert "1 entries of access lists below echo.a, so its logins may do nothing more" in said
     assert "echoswarm kafka up --secure" in said
+    monkeypatch.setenv("ECHO_CHECKPOINT__FOLDER", str(tmp_path))
+    with folder_lock(tmp_path):
+        assert "A run is going on in" in CliRunner().invoke(app, ["runs", "delete", RUN.run_id, "--yes"]).output
     assert not removed
     assert CliRunner().invoke(app, ["runs", "delete", RUN.run_id, "--yes"]).exit_code == 0
     assert removed == [remains]
