@@ -15,6 +15,8 @@ VERSION = "echo-version"
 GROUP = "echo-group"
 SOURCE = "ce_source"
 SIGNATURE = "echo-signature"
+FILLER_RUN = "-"
+"""The run that the fillers of a restored run name. No run's name begins like this."""
 
 # 10^18 is below 2^63, the limit of Avro's and Kafka's numbers; and Python refuses to read numbers of thousands of digits.
 _MOST_DIGITS = 18

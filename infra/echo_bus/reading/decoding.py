@@ -1,6 +1,6 @@
 """Turns the client's raw messages into `Message`s. Used by the consumer loop, the log reader and, through it, the views.
 
-Each message becomes one of three: a `Message`, None (ignored: it belongs to another run), or InvalidRecord with its reason.
+Each message becomes one of three: a `Message`, None (ignored: it belongs to another run, or to none), or InvalidRecord with its reason.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from echo_bus.client.cluster import RawMessage
 from echo_bus.message import LazyHeaders, Message, raw_headers
 from echo_schemas.errors import InvalidReason, InvalidRecord, RegistryError
-from echo_schemas.headers import run_of
+from echo_schemas.headers import FILLER_RUN, run_of
 from echo_schemas.partitioning import partition_of
 from echo_schemas.records import Record
 from echo_schemas.topics import Topic
@@ -90,6 +90,8 @@ class Decoder:
             if signer is not None:
                 signer.require_author(route.topic, route.topic.author(record))  # type: ignore[misc]  # set where there is a verifier
         elif not route.topic.compacted:
+            if run_of(raw_headers(raw)) == FILLER_RUN:
+                return None
             raise InvalidRecord(
                 InvalidReason.NULL_VALUE, f"The value is null; {route.topic.name!r} is not compacted and has no tombstones."
             )

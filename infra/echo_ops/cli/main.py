@@ -122,7 +122,7 @@ _COMMANDS = {
     "runs show": ("runs:show", "Show the settings and the state of a run."),
     "runs pause": ("runs:pause", "Pause a run: no request is written and no step is trained; its processes wait."),
     "runs resume": ("runs:resume", "Let a paused or stopped run go on."),
-    "runs stop": ("runs:stop", "Let a run end after its step, with everything saved and published."),
+    "runs stop": ("runs:stop", "Let a run end after its step, with everything saved."),
     "runs archive": ("runs:archive", "Keep a run that has ended in a folder, whole and verified, so that it may be deleted."),
     "runs restore": ("runs:restore", "Bring an archived run back into empty topics of its namespace, every record at its old offset."),
     "runs delete": ("runs:delete", "Remove a run: topics, groups, access lists, checkpoints. Without --yes only list them."),

@@ -32,7 +32,7 @@ RunId = Annotated[str, typer.Argument(help="The run, as `echoswarm runs list` na
 _MIB = 1 << 20
 _SAID = {
     RunState.PAUSED: "No request is written and no step is trained until `echoswarm runs resume {name}`. Work in progress is kept.",
-    RunState.STOPPING: "Its learner ends after its step; all is saved and published. `echoswarm runs resume {name}` lets it go on.",
+    RunState.STOPPING: "Its learner ends after its step and saves all. `echoswarm runs resume {name}` lets it go on.",
     RunState.RUNNING: "It goes on.",
 }
 _SAID_WHILE_DOWN = {
@@ -142,7 +142,7 @@ def archive(
         )
     home = to / name
     done = archive_run(bus, line.run, home, store=settings.store.uri, all_weights=weights == "all")
-    remark("missing", done.missing)
+    remark("missing", [*done.missing, *_unpublished(line)])
     records = sum(topic.records for topic in done.topics.values())
     rows = ", ".join(f"{count:,} {table}" for table, count in sorted(done.rows.items()))
     kept = "no weights" if done.weights is None else f"the weights of version {done.weights}"
@@ -150,6 +150,16 @@ def archive(
     # `delete` wants the run's own file; without --config that may be run.toml here.
     own = "FILE (the run's own)" if settings.run.name != name else "" if config is None else str(config)
     out.print(f"It may go from Kafka now: echoswarm runs delete {name} --yes" + (f" --config {own}" if own else ""), markup=False)
+
+
+def _unpublished(line: RunLine) -> list[str]:
+    """Says which steps of a stopped run wait for the next publication."""
+    progress = line.progress
+    if progress is None or progress.version <= progress.published:
+        return []
+    where = "only the learner's checkpoints have them, and `runs delete` removes those"
+    how = f"they come into the log when the run goes on (`echoswarm runs resume {line.run.run_id}`, then start it)"
+    return [f"the steps after version {progress.published}, of {progress.version}: {where}; {how}."]
 
 
 def restore(folder: Annotated[Path, typer.Argument(help="An archive: DIR/NAME of `runs archive`.")], config: Config = None) -> None:

@@ -23,13 +23,13 @@ from echo_bus.client.publisher import Publisher
 from echo_ops.runs.archive import Archive, ArchivedTopic, Digest, archived_records, kept_of, read_archive
 from echo_replay.raw_log import RawLog
 from echo_schemas.errors import UserError
-from echo_schemas.headers import RUN
+from echo_schemas.headers import FILLER_RUN, RUN
 from echo_schemas.topic_files import TopicSpec, load_topic_specs
 
 _WAIT_S = 60.0
 _VERY_OLD_MS = 1
-# No run's name begins like this. Compacted topics refuse a record without a key.
-_FILLER_KEY, _FILLER_HEADERS = b"-/filler", ((RUN, b"-"),)
+# Compacted topics refuse a record without a key.
+_FILLER_KEY, _FILLER_HEADERS = f"{FILLER_RUN}/filler".encode(), ((RUN, FILLER_RUN.encode()),)
 # Restored records keep their old time. Without these limits they stay until `topics apply` sets the limits of the topic files again.
 _LIMITS = ("retention.ms", "retention.bytes")
 # Whose time a record has, the writer's or the broker's. Set to the writer's while the records are restored.

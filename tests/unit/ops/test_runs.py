@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from echo_ops.cli.main import app
+from echo_ops.cli.runs import _unpublished
 from echo_ops.runs.deletion import Remains
 from echo_ops.runs.listing import RunStatus, find_run, line_of
 from echo_ops.supervisor.registration import folder_lock
@@ -120,6 +121,15 @@ def test_a_run_that_is_told_to_stop_is_not_looked_for_any_more(monkeypatch: pyte
     assert "farewell" not in other_run
     assert "feeder had ended without a farewell" in said
     assert sorted(path.stem for path in (tmp_path / "processes").iterdir()) == ["half", "learner"]
+
+
+def test_an_archive_says_which_steps_only_the_checkpoints_have() -> None:
+    line = line_of(run(), spoke(60_000), None, NOW_MS)
+    assert line.progress is not None
+    all_out = replace(line, progress=replace(line.progress, version=53, published=53))
+    assert _unpublished(all_out) == []
+    (said,) = _unpublished(replace(line, progress=replace(line.progress, version=53, published=52)))
+    assert "the steps after version 52, of 53" in said
 
 
 def test_a_removal_says_what_becomes_of_the_logins_and_asks_for_the_runs_own_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

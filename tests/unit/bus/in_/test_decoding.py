@@ -90,6 +90,12 @@ def test_bad_input_has_a_reason(
     assert reason_of(decoder, make_raw(DROPS, make_drop(4), **change)) == reason
 
 
+@pytest.mark.parametrize("run_id", ["demo", None])
+def test_a_filler_of_a_restored_run_is_no_bad_input(test_namespace: Namespace, make_raw: Callable[..., Any], run_id: str | None) -> None:
+    decoder = Decoder(Wire(namespace=test_namespace, role="test", run_id=run_id), TOPICS)
+    assert decoder.decode(make_raw(DROPS, None, key=b"-/filler", headers=[("echo-run", b"-")])) is None
+
+
 def test_a_cut_body_is_truncated(decoder: Decoder, codec: Codec, make_raw: Callable[..., Any], make_drop: Callable[..., Drop]) -> None:
     assert reason_of(decoder, make_raw(DROPS, make_drop(4), value=codec.encode(make_drop(4))[:-2])) == InvalidReason.TRUNCATED
 
