@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from confluent_kafka.admin import AclBindingFilter, NewTopic
 
@@ -14,8 +16,10 @@ from echo_ops.access import as_binding
 from echo_runtime.rights import check_rights, find_lacking
 from echo_schemas.naming import Namespace
 from echo_schemas.rights import Acl, Resource, acls_of, acls_of_role
+from echo_schemas.roles import load_roles
 from echo_schemas.topic_files import load_topic_specs
 from echo_settings import Settings, load_settings
+from tests.thorough import only_thorough
 
 pytestmark = pytest.mark.kafka
 WAIT_S = 60.0
@@ -39,6 +43,15 @@ def taken_from(role: str) -> Acl:
     return acl
 
 
+def take_away(admin: Any, acl: Acl) -> None:
+    entry = as_binding(acl)
+    named = AclBindingFilter(
+        entry.restype, entry.name, entry.resource_pattern_type, entry.principal, entry.host, entry.operation, entry.permission_type
+    )
+    for deleted in admin.delete_acls([named]).values():
+        assert len(deleted.result(WAIT_S)) == 1
+
+
 @pytest.fixture(scope="module")
 def logins(secured_kafka: EmbeddedKafka) -> dict[str, dict[str, str]]:
     """A user for each of the roles, with all of its rights but one."""
@@ -47,21 +60,16 @@ def logins(secured_kafka: EmbeddedKafka) -> dict[str, dict[str, str]]:
     acls = [as_binding(acl) for acl in acls_of(NAMESPACE)]
     for made in (*admin.create_topics(topics).values(), *admin.create_acls(acls).values()):
         made.result(WAIT_S)
-    gone = [as_binding(taken_from(role)) for role in TAKEN]
-    filters = [
-        AclBindingFilter(acl.restype, acl.name, acl.resource_pattern_type, acl.principal, acl.host, acl.operation, acl.permission_type)
-        for acl in gone
-    ]
-    for deleted in admin.delete_acls(filters).values():
-        assert len(deleted.result(WAIT_S)) == 1
+    for role in TAKEN:
+        take_away(admin, taken_from(role))
     logins = {role: secured_kafka.add_user(f"{NAMESPACE.name}.{role}", "secret") for role in TAKEN}
     # A broker hears of changes in their order: who knows the last user knows all.
     KafkaCluster(secured_kafka.bootstrap, logins[max(logins)]).check(WAIT_S)
     return logins
 
 
-def settings_of(kafka: EmbeddedKafka, login: dict[str, str]) -> Settings:
-    settings = load_settings(None, {"ECHO_KAFKA__BOOTSTRAP": kafka.bootstrap, "ECHO_KAFKA__NAMESPACE": NAMESPACE.name})
+def settings_of(kafka: EmbeddedKafka, login: dict[str, str], namespace: Namespace = NAMESPACE) -> Settings:
+    settings = load_settings(None, {"ECHO_KAFKA__BOOTSTRAP": kafka.bootstrap, "ECHO_KAFKA__NAMESPACE": namespace.name})
     return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"client": login})})
 
 
@@ -79,6 +87,31 @@ def test_a_role_is_told_what_it_lacks_before_it_begins(secured_kafka: EmbeddedKa
         check_until_answered(settings, role)
     assert caught.value.message == f"The cluster refuses {taken.principal} {taken.words}."
     assert taken.command(secured_kafka.bootstrap) in caught.value.hint
+
+
+@only_thorough
+@pytest.mark.parametrize("role", sorted(load_roles()))
+def test_each_grant_of_a_role_is_named_when_it_alone_is_missing(secured_kafka: EmbeddedKafka, role: str) -> None:
+    namespace = Namespace(f"echo.each.{role}")
+    cluster = KafkaCluster(secured_kafka.bootstrap, secured_kafka.client_properties)
+    admin, wanted = cluster.admin(), acls_of_role(role, namespace)
+    topics = [NewTopic(f"{namespace.name}.{spec.name}", 1, 1) for spec in load_topic_specs()]
+    for made in (*admin.create_topics(topics).values(), *admin.create_acls([as_binding(acl) for acl in wanted]).values()):
+        made.result(WAIT_S)
+    login = secured_kafka.add_user(f"{namespace.name}.{role}", "secret")
+    settings = settings_of(secured_kafka, login, namespace)
+    for acl in (acl for acl in wanted if acl.resource is not Resource.TRANSACTIONAL_ID):
+        take_away(admin, acl)
+        said, deadline = "", Deadline.after(WAIT_S)
+        # The broker hears of each change a moment later.
+        while said != f"The cluster refuses {acl.principal} {acl.words}.":
+            assert not deadline.expired(), f"waited for a sentence about {acl.words}; the last one: {said!r}"
+            try:
+                check_rights(settings, role)
+            except NotAuthorized as exc:
+                said = exc.message
+        for given in admin.create_acls([as_binding(acl)]).values():
+            given.result(WAIT_S)
 
 
 def test_a_transactional_id_says_so_when_it_is_taken(secured_kafka: EmbeddedKafka, logins: dict[str, dict[str, str]]) -> None:
