@@ -66,10 +66,18 @@ def run_role(
     try:
         _run_role(role, settings, name=name, announce=announce, arguments=arguments)
     except EchoError as exc:
+        first = first_error(exc)
         if form == "json":
             # The command line prints it as a sentence on standard error, too.
-            logger.error("%s", exc)  # noqa: TRY400  one sentence says all
-        raise
+            logger.error("%s", first)  # noqa: TRY400  one sentence says all
+        raise first from None
+
+
+def first_error(exc: EchoError) -> EchoError:
+    """What ended the role, where closing its clients failed, too: without brokers they cannot deliver what is left."""
+    while exc.__cause__ is None and isinstance(exc.__context__, EchoError):
+        exc = exc.__context__
+    return exc
 
 
 def _run_role(role: Role, settings: Settings, *, name: str | None, announce: Path | None, arguments: dict[str, Any]) -> None:
