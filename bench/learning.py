@@ -1,11 +1,12 @@
 """The learning laboratory: compares learning with the papers. Conditions × tasks × seeds, each a real run, then a table and curves.
 
-    python bench/learning.py [--set nightly] [--folder runs/learning] [--conditions A,B] [--tasks A,B] [--seeds N] [--steps N]
-                             [--engine NAME] [--page FILE.md] [--picture FILE.png] [--json FILE]
+    python bench/learning.py [--set nightly] [--conditions A,B] [--tasks A,B] [--seeds N] [--page FILE.md] [--picture FILE.png]
+                             [--json FILE] [--folder FOLDER [--matrix FILE] [--steps N] [--engine NAME]]
 
-`bench/laboratory/matrix.toml` lists the cells. A finished cell is a file in the folder and is not run again, so the same command goes on
-where it was interrupted. A failed cell is reported, skipped, and run again the next time. The results are those of all finished cells in
-the folder, of any set. docs/learning.md explains the claims and their tests.
+`bench/laboratory/matrix.toml` lists the cells. A finished cell is a file in `bench/laboratory/cells`, which is committed, and is not run
+again: the same command goes on where it was interrupted, and more seeds join those that there are. A failed cell is reported, skipped, and
+run again the next time. The results are those of all finished cells, of any set. With --folder the cells are those of FOLDER/cells alone.
+docs/learning.md explains the claims and their tests.
 """
 
 from __future__ import annotations
@@ -13,39 +14,51 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from command import save
-from laboratory.matrix import Cell, Choice, load_cells
+from laboratory.matrix import Cell, Choice, load_cells, names_in_order
 from laboratory.page import draw, figures, put_into, tables
 from laboratory.results import Result, read_result, write_result
 
 from echo_schemas.errors import UserError
 
 _MATRIX = Path(__file__).with_name("laboratory") / "matrix.toml"
-_CELLS, _WORK = "cells", "work"
+_COMMITTED = _MATRIX.with_name("cells")
+_WORK = Path("runs", "learning", "work")
 _PATIENCE_S = 3600.0
 
 
-def run_cell(cell: Cell, folder: Path) -> Result:
-    """Run one cell. Its folder stays if it fails."""
+def run_cell(cell: Cell, cells: Path, work: Path) -> Result:
+    """Run one cell, and keep its result in `cells`. Its folder in `work` stays if it fails."""
     # Imported here: a page of finished cells needs neither torch nor Kafka.
     from laboratory.colocated import run_colocated
     from laboratory.pipeline import run_pipeline
 
-    work = folder / _WORK / cell.name
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    folder = work / cell.name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     began, began_s = _others_s(), time.monotonic()
-    result = (run_colocated if cell.is_colocated else run_pipeline)(cell, work.resolve(), _PATIENCE_S)
+    result = (run_colocated if cell.is_colocated else run_pipeline)(cell, folder.resolve(), _PATIENCE_S)
     others = (_others_s() - began) / (time.monotonic() - began_s)
-    conditions = {"others": round(others, 2), "cores": os.cpu_count(), "ended": time.strftime("%Y-%m-%d %H:%M")}
-    write_result(folder / _CELLS / f"{cell.name}.json", result, conditions)
-    shutil.rmtree(work)
+    ended = time.strftime("%Y-%m-%d %H:%M")
+    conditions = {"others": round(others, 2), "cores": os.cpu_count(), "ended": ended, "commit": _commit()}
+    write_result(cells / f"{cell.name}.json", result, conditions)
+    shutil.rmtree(folder)
     return result
+
+
+def _commit() -> str:
+    """The commit that is checked out, with a mark if files were changed since; empty outside a repository."""
+    command = ("git", "-C", str(_MATRIX.parent), "describe", "--always", "--dirty", "--exclude=*", "--abbrev=10")
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""
 
 
 def _others_s() -> float:
@@ -56,33 +69,42 @@ def _others_s() -> float:
     return busy - sum(os.times()[:4])
 
 
-def run_all(cells: Sequence[Cell], folder: Path) -> int:
-    """Run the unfinished cells. Returns the number of failures."""
-    (folder / _CELLS).mkdir(parents=True, exist_ok=True)
+def run_all(wanted: Sequence[Cell], cells: Path, work: Path) -> int:
+    """Run those that have no file in `cells`. Returns the number of failures."""
+    cells.mkdir(parents=True, exist_ok=True)
     num_failed = 0
-    for number, cell in enumerate(cells, 1):
-        if (folder / _CELLS / f"{cell.name}.json").exists():
+    for number, cell in enumerate(wanted, 1):
+        if (cells / f"{cell.name}.json").exists():
             continue
         try:
-            result = run_cell(cell, folder)
+            result = run_cell(cell, cells, work)
         except (RuntimeError, UserError) as exc:
             num_failed += 1
-            _say(f"[{number}/{len(cells)}] {cell.name} failed: {exc}")
+            _say(f"[{number}/{len(wanted)}] {cell.name} failed: {exc}")
         else:
             _say(
-                f"[{number}/{len(cells)}] {cell.name} {result.outcome}: accuracy {result.final:.3f}, {result.train_s:.0f} s of "
+                f"[{number}/{len(wanted)}] {cell.name} {result.outcome}: accuracy {result.final:.3f}, {result.train_s:.0f} s of "
                 f"{result.wall_s:.0f} s"
             )
     return num_failed
 
 
-def finished(folder: Path) -> dict[str, dict[str, dict[int, Result]]]:
-    """Every finished cell of the folder: by task, condition and seed."""
+def finished(cells: Path, matrix: Path = _MATRIX) -> dict[str, dict[str, dict[int, Result]]]:
+    """Every finished cell: by task, condition and seed, in the order of the matrix's sets."""
     found: dict[str, dict[str, dict[int, Result]]] = {}
-    for file in sorted((folder / _CELLS).glob("*.json")):
+    for file in sorted(cells.glob("*.json")):
         task, condition, seed = file.stem.rsplit(".", 2)
         found.setdefault(task, {}).setdefault(condition, {})[int(seed)] = read_result(file)
-    return found
+    tasks, conditions = names_in_order(matrix)
+    return {
+        task: {name: dict(sorted(found[task][name].items())) for name in sorted(found[task], key=_place_in(conditions))}
+        for task in sorted(found, key=_place_in(tasks))
+    }
+
+
+def _place_in(names: Sequence[str]) -> Callable[[str], tuple[int, str]]:
+    """A key to sort by: the place in `names`, others after them."""
+    return lambda name: (names.index(name) if name in names else len(names), name)
 
 
 def _say(line: str) -> None:
@@ -99,7 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", default="nightly", help="which cells, as the matrix names them")
     parser.add_argument("--matrix", type=Path, default=_MATRIX)
-    parser.add_argument("--folder", type=Path, default=Path("runs/learning"), help="where finished cells are kept")
+    parser.add_argument("--folder", type=Path, help="keep finished cells there, apart from the committed ones")
     parser.add_argument("--conditions", type=_names, help="these instead of the set's")
     parser.add_argument("--tasks", type=_names, help="these instead of the set's")
     parser.add_argument("--seeds", type=int, help="so many instead of the set's")
@@ -112,10 +134,12 @@ def main() -> int:
     choice = Choice(
         conditions=arguments.conditions, tasks=arguments.tasks, seeds=arguments.seeds, steps=arguments.steps, engine=arguments.engine
     )
+    cells, work = (_COMMITTED, _WORK) if arguments.folder is None else (arguments.folder / "cells", arguments.folder / "work")
     try:
-        cells = load_cells(arguments.matrix, arguments.set, choice)
-        num_failed = run_all(cells, arguments.folder)
-        tasks = finished(arguments.folder)
+        if arguments.folder is None and (arguments.matrix != _MATRIX or choice.steps is not None or choice.engine is not None):
+            raise UserError("Such cells are not comparable with the committed ones.", hint="Give them a place of their own: --folder.")
+        num_failed = run_all(load_cells(arguments.matrix, arguments.set, choice), cells, work)
+        tasks = finished(cells, arguments.matrix)
         text = tables(tasks)
         _say(text)
         if arguments.page is not None:

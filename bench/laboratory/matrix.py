@@ -57,6 +57,13 @@ def load_cells(path: Path, set_name: str, choice: Choice) -> list[Cell]:
     return [_cell(content, task, condition, seed, choice) for task in tasks for seed in range(seeds) for condition in conditions]
 
 
+def names_in_order(path: Path) -> tuple[list[str], list[str]]:
+    """The tasks and the conditions of all sets, each where it comes first."""
+    sets = tomllib.loads(path.read_text(encoding="utf-8"))["sets"].values()
+    tasks, conditions = (dict.fromkeys(name for chosen in sets for name in chosen[kind]) for kind in ("tasks", "conditions"))
+    return list(tasks), list(conditions)
+
+
 def as_toml(content: Mapping[str, Any]) -> str:
     """A run file: one line a section."""
     return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in content.items())

@@ -18,7 +18,9 @@ _SMOOTHED = 10
 
 def tables(tasks: Mapping[str, Runs]) -> str:
     """The conditions and claims of each task."""
-    return "\n".join(part for task, runs in tasks.items() for part in (f"### {task}\n", _conditions(runs), _claims(findings(runs))))
+    return "\n".join(
+        part for task, runs in tasks.items() for part in (f"### {task}\n", _taken(runs), _conditions(runs), _claims(findings(runs)))
+    )
 
 
 def figures(tasks: Mapping[str, Runs]) -> dict[str, Any]:
@@ -52,6 +54,20 @@ def put_into(page: Path, text: str) -> None:
     if not (begin and end):
         raise UserError(f"{page} has no place for tables.", hint=f"Write {_BEGIN} and {_END} where they belong.")
     page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def _taken(runs: Runs) -> str:
+    """When and where the cells were taken."""
+    results = [result for seeds in runs.values() for result in seeds.values()]
+    days = sorted({day[:10] for result in results if (day := result.facts.get("ended"))})
+    commits = sorted({commit for result in results if (commit := result.facts.get("commit"))})
+    said = [f"{len(results)} cells"]
+    if days:
+        said.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
+    if commits:
+        said.append(f"at {', '.join(commits)}")
+    timed = sum(result.is_timed for result in results)
+    return f"{', '.join(said)}; {timed} had the cores to themselves.\n"
 
 
 def _numbers(results: Sequence[Result]) -> dict[str, Any]:

@@ -31,10 +31,10 @@ class Curve:
         if not self.version:
             self.zero_s = time_s
         self.version.append(version)
-        self.seconds.append(round(time_s - self.zero_s, 3))
+        self.seconds.append(round(time_s - self.zero_s, 2))
         self.samples.append(num_samples + (self.samples[-1] if self.samples else 0))
-        self.reward.append(round(reward, 5))
-        self.staleness.append(round(staleness, 4))
+        self.reward.append(round(reward, 4))
+        self.staleness.append(round(staleness, 3))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,10 @@ class Result:
 
 
 def write_result(file: Path, result: Result, conditions: dict[str, Any]) -> None:
-    """Write the file atomically."""
+    """Write the file atomically, in a few kilobytes, since it is committed. `conditions`: when, at which commit and beside what it ran."""
+    content = {**asdict(result), "wall_s": round(result.wall_s, 1), "conditions": conditions}
     beside = file.with_suffix(".part")
-    beside.write_text(json.dumps({**asdict(result), "conditions": conditions}) + "\n", encoding="utf-8")
+    beside.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="utf-8")
     beside.replace(file)
 
 

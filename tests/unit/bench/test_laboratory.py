@@ -225,21 +225,65 @@ def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_what_has_finished_is_not_run_again_and_what_failed_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cells = load_cells(_MATRIX, "nightly", Choice(seeds=1))
+    wanted = load_cells(_MATRIX, "nightly", Choice(seeds=1))
     ran: list[str] = []
 
-    def run(chosen: Cell, folder: Path) -> Result:
+    def run(chosen: Cell, cells: Path, _: Path) -> Result:
         ran.append(chosen.condition)
         if chosen.condition == "s3":
             raise RuntimeError("the learner died")
-        write_result(folder / "cells" / f"{chosen.name}.json", result(0.7), {})
+        write_result(cells / f"{chosen.name}.json", result(0.7), {})
         return result(0.7)
 
     monkeypatch.setattr(learning, "run_cell", run)
-    assert learning.run_all(cells, tmp_path) == 1
-    assert learning.run_all(cells, tmp_path) == 1
+    cells = tmp_path / "cells"
+    assert learning.run_all(wanted, cells, tmp_path) == 1
+    assert learning.run_all(wanted, cells, tmp_path) == 1
     assert ran == ["co-located", "sequential", "s3", "s3"]
-    assert {name: list(seeds) for name, seeds in learning.finished(tmp_path)["reverse-digits"].items()} == {
+    assert {name: list(seeds) for name, seeds in learning.finished(cells)["reverse-digits"].items()} == {
         "co-located": [0],
         "sequential": [0],
     }
+
+
+def test_cells_are_shown_in_the_order_of_the_sets(tmp_path: Path) -> None:
+    for name in (
+        "sokoban.s3.0",
+        "reverse-digits.co-located-s3.0",
+        "reverse-digits.s3.10",
+        "reverse-digits.s3.9",
+        "reverse-digits.co-located.0",
+    ):
+        write_result(tmp_path / f"{name}.json", result(0.7), {})
+    found = learning.finished(tmp_path)
+    assert list(found) == ["reverse-digits", "sokoban"]
+    assert list(found["reverse-digits"]) == ["co-located", "s3", "co-located-s3"]
+    assert list(found["reverse-digits"]["s3"]) == [9, 10]
+
+
+def test_the_page_says_when_and_at_which_commit_its_cells_were_taken(tmp_path: Path) -> None:
+    taken = (("2026-11-20 10:00", "abc"), ("2026-11-25 10:00", "def"))
+    for seed, (ended, commit) in enumerate(taken):
+        file = tmp_path / f"reverse-digits.s3.{seed}.json"
+        write_result(file, result(0.7), {"others": 0.1 + seed, "cores": 2, "ended": ended, "commit": commit})
+    assert "2 cells, 2026-11-20 to 2026-11-25, at abc, def; 1 had the cores to themselves." in tables(learning.finished(tmp_path))
+
+
+@pytest.mark.parametrize("option", [("--steps", "2"), ("--engine", "transformers"), ("--matrix", "mine.toml")])
+def test_what_cannot_be_compared_does_not_join_the_committed_cells(
+    option: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["learning.py", *option])
+    assert learning.main() == 2
+    assert "not comparable with the committed ones. Give them a place of their own: --folder." in capsys.readouterr().out
+
+
+def test_each_committed_cell_is_one_of_the_matrix_and_says_how_it_was_taken() -> None:
+    known = {each.name.rsplit(".", 1)[0] for name in _SETS for each in load_cells(_MATRIX, name, Choice(seeds=1))}
+    for file in sorted(_MATRIX.with_name("cells").glob("*")):
+        found = read_result(file)
+        assert file.suffix == ".json", file.name
+        assert file.stem.rsplit(".", 1)[0] in known, file.name
+        assert file.stat().st_size < 8192, file.name
+        assert {"others", "cores", "ended", "commit"} <= found.facts.keys(), file.name
+        assert found.outcome == "diverged" or (found.curve.version == list(range(1, 121)) and len(found.held_out()) == 4), file.name
