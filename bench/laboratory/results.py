@@ -33,7 +33,7 @@ class Curve:
         self.version.append(version)
         self.seconds.append(round(time_s - self.zero_s, 2))
         self.samples.append(num_samples + (self.samples[-1] if self.samples else 0))
-        self.reward.append(round(reward, 4))
+        self.reward.append(round(reward, 5))
         self.staleness.append(round(staleness, 3))
 
 

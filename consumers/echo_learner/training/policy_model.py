@@ -59,8 +59,12 @@ class PolicyModel(nn.Module):
         self._transform = transform
         self._temperature = temperature
         self._cut = cut
+        head = self._language_model.get_output_embeddings()
         # Read now: under ZeRO-3 the head's weight is spread over ranks later.
-        self._num_rows_at_once = max(1, _LOGITS_AT_ONCE // self._language_model.get_output_embeddings().weight.shape[0])
+        self._num_rows_at_once = max(1, _LOGITS_AT_ONCE // head.weight.shape[0])
+        # All pieces are one call of the head: ZeRO-3 gathers a module's weights at each of its calls, in which all ranks take part, and
+        # ranks with more tokens have more pieces.
+        self._project, head.forward = head.forward, self._score
 
     @property
     def _language_model(self) -> Any:
@@ -83,19 +87,23 @@ class PolicyModel(nn.Module):
         hidden = model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state
         picked = hidden[rows, columns - 1]
         targets = input_ids[rows, columns]
-        head = model.get_output_embeddings()
+        found: tuple[Tensor, Tensor] = model.get_output_embeddings()(picked, targets, is_cut)
+        return found
+
+    def _score(self, hidden: Tensor, targets: Tensor, is_cut: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Instead of the head's logits: log-probabilities and entropies of `targets` after `hidden` [T, hidden size], piece by piece."""
         at_once = self._num_rows_at_once
         if len(targets) <= at_once:
-            return self._head(picked, targets, is_cut, head)
+            return self._score_piece(hidden, targets, is_cut)
         pieces = [slice(start, start + at_once) for start in range(0, len(targets), at_once)]
         parts = [
-            checkpoint(self._head, picked[piece], targets[piece], None if is_cut is None else is_cut[piece], head, use_reentrant=False)
+            checkpoint(self._score_piece, hidden[piece], targets[piece], None if is_cut is None else is_cut[piece], use_reentrant=False)
             for piece in pieces
         ]
         return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
 
-    def _head(self, hidden: Tensor, targets: Tensor, is_cut: Tensor | None, head: nn.Module) -> tuple[Tensor, Tensor]:
-        logits = self._transform(head(hidden).float()) / self._temperature
+    def _score_piece(self, hidden: Tensor, targets: Tensor, is_cut: Tensor | None) -> tuple[Tensor, Tensor]:
+        logits = self._transform(self._project(hidden).float()) / self._temperature
         drawn_from = logits if is_cut is None else torch.where(is_cut.unsqueeze(1), self._cut(logits, targets), logits)
         logprobs = logits.gather(1, targets.unsqueeze(1)).squeeze(1) - drawn_from.logsumexp(dim=1)
         with torch.no_grad():

@@ -15,6 +15,7 @@ import deepspeed.runtime.zero.stage_1_and_2  # noqa: F401  imported before the f
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
 from echo_bus.blobs.digests import StreamDigest
@@ -23,10 +24,11 @@ from echo_embedded.ports import free_ports
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import GrpoTis, ReferenceKl
 from echo_learner.step_metrics import token_metrics
+from echo_learner.training import policy_model
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.deepspeed_setup import OptimizerConfig
 from echo_learner.training.microbatches import plan_micro_batches, restore_plan
-from echo_learner.training.policy_model import PolicyConfig
+from echo_learner.training.policy_model import PolicyConfig, load_policy
 from echo_learner.training.ranks import RankedTrainer, follow, open_trainer
 from echo_learner.training.trainer import TrainerConfig, TrainResult
 from echo_schemas.records import WeightKind
@@ -48,10 +50,20 @@ def make_base_model(folder: str) -> None:
 
 
 def train(
-    base: str, script: Sequence[Sequence[Any]], *, settings: Mapping[str, Any] | None = None, ranks: int = 1, launched: bool = False
+    base: str,
+    script: Sequence[Sequence[Any]],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    ranks: int = 1,
+    launched: bool = False,
+    head_rows: int | None = None,
 ) -> list[Any]:
-    """Open a trainer and do what the script says: rows of an operation's name and its arguments, see `_OPERATIONS`."""
+    """Open a trainer and do what the script says: rows of an operation's name and its arguments, see `_OPERATIONS`. `head_rows`: of one
+    piece of the head, whose usual size a tiny model never reaches."""
     config = trainer_config(base, settings or {})
+    if head_rows is not None:
+        # A job is a process of its own, and the ranks are its forks.
+        policy_model._LOGITS_AT_ONCE = head_rows * VOCABULARY
     if launched:
         _launch(config, ranks)
     trainer = open_trainer(config, ranks)
@@ -314,6 +326,42 @@ def _load_weights(trainer: RankedTrainer, folder: str) -> None:
 def _logprobs(trainer: RankedTrainer, seed: int) -> list[list[float]]:
     trainer.remember(seed, 2)
     return [logprobs.tolist() for logprobs in trainer.logprobs_under(seed, make_batch(seed))]
+
+
+def most_logits(base: str, settings: Mapping[str, Any], head_rows: int) -> list[float]:
+    """The most rows of any tensor [rows, vocabulary] in a forward and a backward pass of 30 tokens, head in pieces of `head_rows`; the
+    largest difference of the gradients from those of a whole head, and the largest gradient."""
+    config = trainer_config(base, {**settings, "kind": "full"})
+    rows, columns = torch.arange(30) % 3, torch.arange(30) // 3 + 1
+    ids = torch.randint(2, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(1))
+    gradients: list[torch.Tensor] = []
+    most: list[int] = []
+    for at_once in (10_000, head_rows):
+        model: Any = load_policy(config.policy)
+        model._num_rows_at_once = at_once
+        with _LogitRows(model.causal_lm.get_output_embeddings().weight) as seen:
+            logprobs, _ = model(ids, rows, columns, torch.ones(30, dtype=torch.bool))
+            (logprobs * torch.linspace(-1, 1, 30)).sum().backward()
+        most.append(seen.most)
+        gradients.append(torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None]))
+    assert most[0] == 30, f"the watch saw {most[0]} rows of the whole head"
+    return [most[1], float((gradients[0] - gradients[1]).abs().max()), float(gradients[0].abs().max())]
+
+
+class _LogitRows(TorchDispatchMode):
+    """Watches every operation for logits, which are all that is as wide as the vocabulary but the head's turned weights."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.most = 0
+        self._turned = weight.T.shape
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(each, torch.Tensor) and each.dim() == 2 and each.shape[1] == VOCABULARY and each.shape != self._turned:
+                self.most = max(self.most, each.shape[0])
+        return found
 
 
 def _kill_rank(trainer: RankedTrainer, rank: int) -> None:

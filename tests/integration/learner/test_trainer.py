@@ -103,6 +103,27 @@ def test_how_memory_is_saved_changes_nothing(
     assert_close(weights_in(tmp_path / "plain"), weights_in(tmp_path / "saving"))
 
 
+@pytest.mark.parametrize(("kind", "stage", "ranks"), [("lora", 0, 1), ("full", 0, 1), ("lora", 3, 2), ("full", 3, 2)])
+def test_a_head_in_pieces_trains_what_a_whole_one_does(
+    torch_process: ForkingProcess, base: Path, tmp_path: Path, alone: Alone, kind: str, stage: int, ranks: int
+) -> None:
+    """Its pieces are computed again in the backward pass: under ZeRO-3 its weights, the embeddings' too, are gathered again."""
+    own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": stage}})
+    run = {"settings": {"kind": kind, "deepspeed": own}, "ranks": ranks, "launched": ranks > 1, "head_rows": 3}
+    *steps, _ = torch_process.run("train", base=str(base), script=[*SCRIPT, ["snapshot", str(tmp_path / "pieces")]], **run)
+    numbers, weights = alone[kind]
+    for whole, pieces in zip(numbers, steps, strict=True):
+        assert {name: pieces[name] for name in whole} == pytest.approx(whole, rel=1e-4, abs=1e-6)
+    assert_close(weights, weights_in(tmp_path / "pieces"))
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}], ids=["plain", "checkpointing"])
+def test_no_more_logits_than_a_piece_are_there_at_once(torch_process: ForkingProcess, base: Path, settings: dict[str, Any]) -> None:
+    rows, difference, largest = torch_process.run("most_logits", base=str(base), settings=settings, head_rows=7)
+    assert rows == 7
+    assert difference < 1e-5 * largest
+
+
 @pytest.mark.parametrize(
     ("kind", "stage"), [("lora", 0), ("full", 3), *(pytest.param(*each, marks=only_thorough) for each in (("full", 0), ("lora", 2)))]
 )
