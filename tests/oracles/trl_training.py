@@ -1,16 +1,18 @@
 """A whole training of TRL's GRPOTrainer beside our co-located baseline: the same base, prompts, rewards, loss and optimizer.
 
-PYTHONPATH=bench .venv-oracles/bin/python -m tests.oracles.trl_training [--steps 40] [--seeds 3] [--groups 16] [--picture F.png]
+PYTHONPATH=bench .venv-oracles/bin/python -m tests.oracles.trl_training [--steps 40] [--seeds 3] [--groups 16] [--updates 1] [--picture F]
 
 ours   `laboratory.colocated`: our sampler, rewards, advantages, loss and DeepSpeed, in one process
 fed    TRL's trainer, which gets our completions and our rewards: what it does with them is its own. Compared by weights, step by step
 own    TRL's trainer, which samples for itself: another stream of random numbers, so compared by curves over seeds
+whole  the same with several updates a step, where TRL deals whole groups to them, as we do, and not samples by chance
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import statistics
 import sys
 import tempfile
@@ -46,7 +48,8 @@ from echo_tasks.requests import RequestBuilder
 from echo_tasks.rewards import ScoredSample
 
 _MATRIX = Path(__file__).parents[2] / "bench" / "laboratory" / "matrix.toml"
-_LAST = 10
+_FIRST_TEN, _LAST_TEN = slice(10), slice(-10, None)
+_OURS, _TRL, _WHOLE = "ours", "TRL", "TRL with whole groups"
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
 
@@ -103,13 +106,14 @@ def _run_ours(settings: Settings, folder: Path) -> Trained:
     return asyncio.run(run())
 
 
-def train_trl(settings: Settings, *, fed: Trained | None = None) -> Trained:
-    """TRL's trainer as `settings` say. `fed`: a training whose completions and rewards it gets, in the same order."""
+def train_trl(settings: Settings, *, fed: Trained | None = None, in_order: bool = False) -> Trained:
+    """TRL's trainer as `settings` say. `fed`: a training whose completions and rewards it gets, in the same order. `in_order`: its updates
+    get whole groups, as ours do."""
     learner, size = settings.learner, settings.rollout.group_size
     found, base = Trained(), resolve_base(settings.policy.base)
     observer = _Observer(found, learner.updates_per_step)
     scorer = _Scorer(settings, found)
-    with tempfile.TemporaryDirectory() as folder, _in_order(is_wanted=fed is not None):
+    with tempfile.TemporaryDirectory() as folder, _in_order(is_wanted=in_order or fed is not None):
         trainer: Any = GRPOTrainer(
             model=str(base),
             reward_funcs=scorer,
@@ -258,17 +262,20 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--groups", type=int, default=16, help="prompts a step, of 8 samples each")
+    parser.add_argument("--updates", type=int, default=1, help="optimizer updates a step")
     parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
-    curves: dict[str, list[list[float]]] = {"ours": [], "TRL": []}
+    # With one update a step there is nothing to deal by chance: whose sampler it was is all that differs.
+    curves: dict[str, list[list[float]]] = {_OURS: [], _TRL: [], **({_WHOLE: []} if arguments.updates > 1 else {})}
     distances: list[list[float]] = []
     for seed in range(arguments.seeds):
-        # With one update a step there is nothing to deal by chance: whose sampler it was is all that differs.
-        settings = settings_of(seed, arguments.steps, groups_per_step=arguments.groups, updates_per_step=1)
+        settings = settings_of(seed, arguments.steps, groups_per_step=arguments.groups, updates_per_step=arguments.updates)
         ours = train_ours(settings)
-        fed, own = train_trl(settings, fed=ours), train_trl(settings)
-        curves["ours"].append(ours.rewards)
-        curves["TRL"].append(own.rewards)
+        fed = train_trl(settings, fed=ours)
+        curves[_OURS].append(ours.rewards)
+        curves[_TRL].append(train_trl(settings).rewards)
+        if _WHOLE in curves:
+            curves[_WHOLE].append(train_trl(settings, in_order=True).rewards)
         distances.append([apart(ours.weights, fed.weights, version) for version in range(1, arguments.steps + 1)])
         sys.stdout.write(f"{table(curves, distances)}\n")
         sys.stdout.flush()
@@ -279,18 +286,20 @@ def main() -> int:
 
 def table(curves: Mapping[str, Sequence[Sequence[float]]], distances: Sequence[Sequence[float]]) -> str:
     """What stands in docs/learning.md."""
+    names = ", ".join(curves)
     rows = [
-        "| seed | first ten steps: ours, TRL | last ten: ours, TRL | fed the same: weights apart after 1 step, in the end |",
+        f"| seed | first ten steps: {names} | last ten: {names} | fed the same: weights apart after 1 step, in the end |",
         "|---|---|---|---|",
     ]
-    pairs = list(zip(curves["ours"], curves["TRL"], strict=True))
-    for seed, ((ours, theirs), gaps) in enumerate(zip(pairs, distances, strict=True)):
-        means = [statistics.fmean(part) for part in (ours[:_LAST], theirs[:_LAST], ours[-_LAST:], theirs[-_LAST:])]
-        rows.append(f"| {seed} | {means[0]:.3f}, {means[1]:.3f} | {means[2]:.3f}, {means[3]:.3f} | {gaps[0]:.1e}, {gaps[-1]:.1e} |")
-    for name, part in (("all", slice(None)), ("the last ten", slice(-_LAST, None))):
-        gaps = [statistics.fmean(theirs[part]) - statistics.fmean(ours[part]) for ours, theirs in pairs]
-        error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
-        rows.append(f"\nTRL less ours, {name} steps: {statistics.fmean(gaps):+.4f} ± {error:.4f} ({len(gaps)} pairs)")
+    for seed, (gaps, *rewards) in enumerate(zip(distances, *curves.values(), strict=True)):
+        first, last = (", ".join(f"{statistics.fmean(each[part]):.3f}" for each in rewards) for part in (_FIRST_TEN, _LAST_TEN))
+        rows.append(f"| {seed} | {first} | {last} | {gaps[0]:.1e}, {gaps[-1]:.1e} |")
+    for one, other in itertools.combinations(list(curves)[::-1], 2):
+        for steps, part in (("all", slice(None)), ("the last ten", _LAST_TEN)):
+            pairs = zip(curves[one], curves[other], strict=True)
+            gaps = [statistics.fmean(mine[part]) - statistics.fmean(theirs[part]) for mine, theirs in pairs]
+            error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("nan")
+            rows.append(f"\n{one} less {other}, {steps} steps: {statistics.fmean(gaps):+.4f} ± {error:.4f} ({len(gaps)} pairs)")
     return "\n".join(rows) + "\n"
 
 
