@@ -50,6 +50,8 @@ unit: $(STAMP) ## Run the unit tests only: no I/O, no browser
 nightly: $(STAMP) ## Run every test at full length: all faults, the whole model check, every example, other generated cases; hours
 	ECHO_THOROUGH=1 $(BIN)/pytest -q $(SIDE_BY_SIDE) --durations=20
 	$(BIN)/python -m tests.fuzz --cases 100000
+	-$(BIN)/uv pip install --quiet --python $(BIN)/python atheris
+	$(BIN)/python -m tests.fuzz.guided --seconds 600
 	$(BIN)/python -m tests.endurance --minutes $(MINUTES)
 
 learning: $(STAMP) ## Does it learn as the papers say: nine runs, forty minutes on two quiet cores; goes on where it was interrupted

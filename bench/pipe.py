@@ -25,6 +25,7 @@ import numpy as np
 from processor_time import cpu_s
 
 from echo_core.advantages import group_advantages
+from echo_core.normalisation import UpdateSplit
 from echo_settings import Settings, load_settings
 
 _WARM_UP = 10
@@ -176,6 +177,7 @@ def _training_batch(batch: list[Any], version: int, settings: Settings) -> Any:
         [len(members) for _, members, _ in batch],
         num_updates=settings.learner.updates_per_step,
         max_tokens=settings.learner.micro_batch_tokens,
+        split=UpdateSplit(settings.learner.split),
     )
     rows = int(num_generated.sum())
     return TrainingBatch(

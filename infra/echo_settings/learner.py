@@ -15,7 +15,9 @@ class LearnerSettings(Section):
     groups_per_step: int = Field(default=32, ge=1)
     """Prompts per training step."""
     updates_per_step: int = Field(default=1, ge=1)
-    """Optimizer updates per training step; the groups are split among them."""
+    """Optimizer updates per training step; the step's samples are split among them."""
+    split: Literal["groups", "samples"] = "groups"
+    """What an update gets: whole groups, as in ECHO-2, or some samples of every group, which helps where an update has few groups."""
     loss: str = "grpo_tis"
     """A built-in loss, or `package.module:attribute`."""
     loss_options: dict[str, Any] = Field(default_factory=dict)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +36,30 @@ def sequence_scales(num_tokens: npt.NDArray[np.int64], kind: Normalisation, *, c
     return np.full(n, 1.0 / (n * constant))
 
 
-def split_groups(num_groups: int, num_updates: int) -> list[range]:
-    """Disjoint ranges of groups, one for each optimizer update, as equal as possible. Raises ValueError for more updates than groups."""
+class UpdateSplit(StrEnum):
+    """What an optimizer update gets of a step. `groups`: whole groups (ECHO-2). `samples`: some samples of every group, so that each update
+    sees all prompts, about as TRL's shuffling does."""
+
+    GROUPS = "groups"
+    SAMPLES = "samples"
+
+
+def split_samples(group_sizes: Sequence[int], num_updates: int, split: UpdateSplit = UpdateSplit.GROUPS) -> list[list[int]]:
+    """The samples of each update, ascending, of a batch whose samples lie group after group; every sample once, the updates as equal as
+    possible. Raises ValueError for more updates than groups.
+
+    Two groups of four samples, two updates: [0, 1, 2, 3], [4, 5, 6, 7]; or by samples [0, 2, 5, 7], [1, 3, 4, 6].
+    """
+    num_groups = len(group_sizes)
     if not 1 <= num_updates <= num_groups:
         message = f"{num_groups} groups cannot be split among {num_updates} updates."
         raise ValueError(message)
-    bounds = [num_groups * update // num_updates for update in range(num_updates + 1)]
-    return [range(start, end) for start, end in pairwise(bounds)]
+    updates: list[list[int]] = [[] for _ in range(num_updates)]
+    sample = 0
+    for group, size in enumerate(group_sizes):
+        for place in range(size):
+            # By samples each group begins with the next update, so that none stays empty, however few samples the groups have.
+            update = ((group + 1) * num_updates - 1) // num_groups if split is UpdateSplit.GROUPS else (group + place) % num_updates
+            updates[update].append(sample)
+            sample += 1
+    return updates

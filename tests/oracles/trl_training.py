@@ -49,7 +49,7 @@ from echo_tasks.rewards import ScoredSample
 
 _MATRIX = Path(__file__).parents[2] / "bench" / "laboratory" / "matrix.toml"
 _FIRST_TEN, _LAST_TEN = slice(10), slice(-10, None)
-_OURS, _TRL, _WHOLE = "ours", "TRL", "TRL with whole groups"
+_OURS, _TRL, _WHOLE, _BY_SAMPLES = "ours", "TRL", "TRL with whole groups", "ours by samples"
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
 
@@ -266,16 +266,19 @@ def main() -> int:
     parser.add_argument("--picture", type=Path)
     arguments = parser.parse_args()
     # With one update a step there is nothing to deal by chance: whose sampler it was is all that differs.
-    curves: dict[str, list[list[float]]] = {_OURS: [], _TRL: [], **({_WHOLE: []} if arguments.updates > 1 else {})}
+    arms = (_OURS, _TRL, *((_WHOLE, _BY_SAMPLES) if arguments.updates > 1 else ()))
+    curves: dict[str, list[list[float]]] = {arm: [] for arm in arms}
     distances: list[list[float]] = []
     for seed in range(arguments.seeds):
-        settings = settings_of(seed, arguments.steps, groups_per_step=arguments.groups, updates_per_step=arguments.updates)
+        learner = {"groups_per_step": arguments.groups, "updates_per_step": arguments.updates}
+        settings = settings_of(seed, arguments.steps, **learner)
         ours = train_ours(settings)
         fed = train_trl(settings, fed=ours)
         curves[_OURS].append(ours.rewards)
         curves[_TRL].append(train_trl(settings).rewards)
         if _WHOLE in curves:
             curves[_WHOLE].append(train_trl(settings, in_order=True).rewards)
+            curves[_BY_SAMPLES].append(train_ours(settings_of(seed, arguments.steps, **learner, split="samples")).rewards)
         distances.append([apart(ours.weights, fed.weights, version) for version in range(1, arguments.steps + 1)])
         sys.stdout.write(f"{table(curves, distances)}\n")
         sys.stdout.flush()

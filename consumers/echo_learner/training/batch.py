@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from echo_core.advantages import AdvantageScale, group_advantages, has_signal, total_reward
 from echo_core.batch_choice import ChosenGroup, ChosenSample
+from echo_core.normalisation import UpdateSplit
 from echo_learner.training.microbatches import MicroBatchPlan, plan_micro_batches
 from echo_schemas.columns import FLAG_DTYPE, LOGPROB_DTYPE, OFFSET_DTYPE, TOKEN_DTYPE, VALUE_DTYPE, pack
 from echo_schemas.errors import UserError
@@ -79,6 +80,7 @@ class BatchRules:
     num_updates: int
     micro_batch_tokens: int
     scale: AdvantageScale = AdvantageScale.POPULATION
+    split: UpdateSplit = UpdateSplit.GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -107,7 +109,7 @@ def form_batch(
     rewards = np.array([_reward(sample, terms) for sample in samples], np.float64)
     per_sample, without_signal = _advantages(rewards, sizes, scale=rules.scale)
     lengths = [len(trajectory.tokens) for trajectory in trajectories]
-    plan = plan_micro_batches(lengths, sizes, num_updates=rules.num_updates, max_tokens=rules.micro_batch_tokens)
+    plan = plan_micro_batches(lengths, sizes, num_updates=rules.num_updates, max_tokens=rules.micro_batch_tokens, split=rules.split)
     training = _training_batch(samples, per_sample, plan, version, task)
     stats = tuple(_stats(term.name, _values(samples, term)) for term in terms)
     return FormedBatch(

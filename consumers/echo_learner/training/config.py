@@ -8,7 +8,7 @@ from typing import Any
 
 from echo_core.advantages import AdvantageScale
 from echo_core.groups import AssemblyLimits
-from echo_core.normalisation import Normalisation
+from echo_core.normalisation import Normalisation, UpdateSplit
 from echo_core.policy import StalenessPolicy
 from echo_learner.intake import READ_AT_ONCE
 from echo_learner.losses.config import ReferenceKl
@@ -29,6 +29,7 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
     "learner": (
         "groups_per_step",
         "updates_per_step",
+        "split",
         "loss",
         "loss_options",
         "kl",
@@ -115,7 +116,12 @@ def logprob_tolerance(settings: Settings) -> float:
 
 def batch_rules(settings: Settings) -> BatchRules:
     learner = settings.learner
-    return BatchRules(num_updates=learner.updates_per_step, micro_batch_tokens=learner.micro_batch_tokens, scale=advantage_scale(learner))
+    return BatchRules(
+        num_updates=learner.updates_per_step,
+        micro_batch_tokens=learner.micro_batch_tokens,
+        scale=advantage_scale(learner),
+        split=UpdateSplit(learner.split),
+    )
 
 
 def advantage_scale(learner: LearnerSettings) -> AdvantageScale:

@@ -1,6 +1,6 @@
 """How a step's samples are cut into optimizer updates and micro-batches.
 
-    batch (groups) ──► updates: disjoint, whole groups, equally many ──► micro-batches: whole samples within a token budget
+    batch (groups) ──► updates: disjoint, whole groups or some samples of each ──► micro-batches: whole samples within a token budget
 
 Pure and deterministic: the same batch gives the same plan on every rank and in every replay. The plan changes memory and time only: every
 micro-batch divides its loss by the counts of the whole update (`echo_core.normalisation`), so the gradients add up to the same.
@@ -8,14 +8,13 @@ micro-batch divides its loss by the counts of the whole update (`echo_core.norma
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from echo_core.normalisation import split_groups
+from echo_core.normalisation import UpdateSplit, split_samples
 
 MicroBatch = tuple[int, ...]
 """Sample indices that go through the model together. Empty: a rank without work in a round, which runs a dummy of weight zero."""
@@ -43,22 +42,21 @@ class MicroBatchPlan:
         return np.array([len(update) for update in self.updates], np.int32)
 
 
-def plan_micro_batches(lengths: Sequence[int], group_sizes: Sequence[int], *, num_updates: int, max_tokens: int) -> MicroBatchPlan:
+def plan_micro_batches(
+    lengths: Sequence[int], group_sizes: Sequence[int], *, num_updates: int, max_tokens: int, split: UpdateSplit = UpdateSplit.GROUPS
+) -> MicroBatchPlan:
     """Cut a batch, whose samples lie group after group, into updates and micro-batches.
 
-    `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. The groups are split in their order,
+    `lengths` [N]: tokens of each sample, prompt and answer, since that is what the model reads. Whole groups are split in their order,
     oldest first. A micro-batch lies in memory as rows of its longest sample's length, and has `max_tokens` of them at most; a sample
     above it stands alone, none is ever split. Raises ValueError if there are fewer groups than updates, or if the group sizes do not add
     up.
     """
     if sum(group_sizes) != len(lengths) or any(size < 1 for size in group_sizes):
         raise ValueError(f"Groups of {list(group_sizes)} samples do not make up {len(lengths)} samples.")
-    starts = [0, *itertools.accumulate(group_sizes)]
-    updates = []
-    for groups in split_groups(len(group_sizes), num_updates):
-        samples = range(starts[groups.start], starts[groups.stop])
-        updates.append(_cut(sorted(samples, key=lambda sample: (-lengths[sample], sample)), lengths, max_tokens))
-    return MicroBatchPlan(tuple(updates))
+    updates = split_samples(group_sizes, num_updates, split)
+    longest_first = (sorted(samples, key=lambda sample: (-lengths[sample], sample)) for samples in updates)
+    return MicroBatchPlan(tuple(_cut(samples, lengths, max_tokens) for samples in longest_first))
 
 
 def restore_plan(order: Sequence[int], micro_batch_sizes: Sequence[int], update_sizes: Sequence[int]) -> MicroBatchPlan:

@@ -12,7 +12,7 @@ from echo_core.advantages import AdvantageScale, group_advantages, has_signal, t
 from echo_core.batch_choice import choose_batch
 from echo_core.closed_seqs import ClosedSeqs
 from echo_core.groups import Member, ReadyGroup, Score
-from echo_core.normalisation import Normalisation, sequence_scales, split_groups
+from echo_core.normalisation import Normalisation, UpdateSplit, sequence_scales, split_samples
 from echo_core.policy import OverBudget, StalenessPolicy
 from echo_schemas.records import DropReason, LogprobSource, RewardTerm, TrajectorySource
 from tests.unit.core.records import EXACT, at, trajectory
@@ -162,11 +162,30 @@ def test_the_three_normalisations() -> None:
 def test_updates_share_the_groups_without_overlap_or_rest(num_groups: int, num_updates: int) -> None:
     if num_updates > num_groups:
         with pytest.raises(ValueError, match="cannot be split"):
-            split_groups(num_groups, num_updates)
+            split_samples([1] * num_groups, num_updates)
         return
-    parts = split_groups(num_groups, num_updates)
+    # A group of one sample each: the samples are the groups.
+    parts = split_samples([1] * num_groups, num_updates)
     assert [index for part in parts for index in part] == list(range(num_groups))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 12))
+def test_every_group_is_in_every_update_as_far_as_its_samples_reach(sizes: list[int], num_updates: int) -> None:
+    num_updates = min(num_updates, len(sizes))
+    parts = split_samples(sizes, num_updates, UpdateSplit.SAMPLES)
+    assert sorted(index for part in parts for index in part) == list(range(sum(sizes)))
+    assert all(parts)
+    owner = [group for group, size in enumerate(sizes) for _ in range(size)]
+    for group, size in enumerate(sizes):
+        shares = [sum(owner[index] == group for index in part) for part in parts]
+        assert max(shares) - min(shares) <= 1
+        assert sum(shares) == size
+
+
+def test_two_groups_of_four_split_both_ways() -> None:
+    assert split_samples([4, 4], 2) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert split_samples([4, 4], 2, UpdateSplit.SAMPLES) == [[0, 2, 5, 7], [1, 3, 4, 6]]
 
 
 @given(st.lists(st.integers(0, 30)), st.integers(0, 5))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from echo_core.normalisation import UpdateSplit
 from echo_learner.training.microbatches import MicroBatch, MicroBatchPlan, deal_to_ranks, plan_micro_batches, restore_plan
 
 _GROUPS = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=6), min_size=1, max_size=12)
@@ -33,6 +34,18 @@ def test_every_sample_is_trained_once_and_groups_stay_in_one_update(groups: list
     assert sum(map(len, per_update)) == len(groups)
     counts = [len(members) for members in per_update]
     assert max(counts) - min(counts) <= 1
+
+
+@given(_GROUPS, st.integers(1, 12), st.integers(1, 120))
+def test_by_samples_every_sample_is_trained_once_and_no_update_is_empty(groups: list[list[int]], num_updates: int, max_tokens: int) -> None:
+    num_updates = min(num_updates, len(groups))
+    lengths = [length for group in groups for length in group]
+    sizes = [len(group) for group in groups]
+    plan = plan_micro_batches(lengths, sizes, num_updates=num_updates, max_tokens=max_tokens, split=UpdateSplit.SAMPLES)
+    assert sorted(plan.order.tolist()) == list(range(len(lengths)))
+    assert len(plan.updates) == num_updates
+    assert all(plan.updates)
+    assert restore_plan(plan.order.tolist(), plan.micro_batch_sizes.tolist(), plan.update_sizes.tolist()) == plan
 
 
 @given(_GROUPS, st.integers(1, 120))

@@ -73,12 +73,20 @@ def test_batches_in_blobs(sound: SoundRun, tmp_path: Path) -> None:
     ("sections", "published"),
     [
         ({"learner": {"updates_per_step": 2}}, range(5)),
+        ({"learner": {"updates_per_step": 2, "split": "samples"}}, range(5)),
         ({"learner": {"scale_by_std": False, "micro_batch_tokens": 4}}, range(5)),
         ({"staleness": {"budget": 3, "publication_period": 2, "min_group_size": 1}, "checkpoint": {"every": 2}}, (0, 2, 4)),
         ({"staleness": {"budget": 1, "publication_period": 1, "over_budget": "withhold", "min_group_size": 1}}, range(5)),
         ({"staleness": {"budget": 1, "publication_period": 1, "over_budget": "downweight", "min_group_size": 1}}, range(5)),
     ],
-    ids=["two updates", "plain advantages in small cuts", "every second version published", "withheld", "downweighted"],
+    ids=[
+        "two updates",
+        "two updates by samples",
+        "plain advantages in small cuts",
+        "every second version published",
+        "withheld",
+        "downweighted",
+    ],
 )
 def test_runs_of_other_kinds(tmp_path: Path, quick: None, sections: dict[str, Any], published: Iterable[int]) -> None:
     pipeline = Pipeline(tmp_path, options=sections)
