@@ -10,7 +10,7 @@ import typer
 
 from echo_learner.commit.fork import ForkOrder, fork_run
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import Config
+from echo_ops.cli.options import Config, same_file
 from echo_ops.cli.output import out
 from echo_schemas.errors import UserError
 
@@ -43,5 +43,4 @@ def fork(
         f"{'with a fresh optimizer' if order.weights_only else 'with its optimizer'}: {order.folder}"
     )
     variables = f"ECHO_RUN__NAME={shlex.quote(state.run_id)} ECHO_CHECKPOINT__FOLDER={shlex.quote(str(order.folder))}"
-    suffix = f" --config {shlex.quote(str(config))}" if config is not None else ""
-    out.print(f"Start it, or write both into a file of its own: {variables} echoswarm up{suffix}")
+    out.print(f"Start it, or write both into a file of its own: {variables} echoswarm up{same_file(config)}")

@@ -11,7 +11,7 @@ import typer
 from echo_embedded import detached
 from echo_ops.access import admit_roles
 from echo_ops.cli.context import read_settings
-from echo_ops.cli.options import Config
+from echo_ops.cli.options import Config, same_file
 from echo_ops.cli.output import ExitCode, out
 from echo_schemas.naming import Namespace
 
@@ -44,8 +44,7 @@ def up(
     if state.is_secure:
         logins = admit_roles(state, Namespace(settings.kafka.namespace))
         out.print(f"[green]Secured[/]: TLS, and a user with its own rights for each role of {settings.kafka.namespace}; logins in {logins}")
-    named = f" -c {config}" if config else ""
-    out.print(f"Next: [bold]echoswarm topics apply{named}[/]. Stop it with [bold]echoswarm kafka down[/].")
+    out.print(f"Next: [bold]echoswarm topics apply{same_file(config)}[/]. Stop it with [bold]echoswarm kafka down[/].")
 
 
 def down(delete_data: Annotated[bool, typer.Option("--delete-data", help="Remove its data folder too.")] = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,11 @@ class RetrainOptions:
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write the result of each version there.")
     ] = None
+
+
+def same_file(config: Path | None) -> str:
+    """What names the same file in a command that is suggested: ` --config FILE`; empty without one."""
+    return "" if config is None else f" --config {shlex.quote(str(config))}"
 
 
 def taking(name: str, kind: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

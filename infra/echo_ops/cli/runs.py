@@ -13,7 +13,7 @@ from rich.table import Table
 
 from echo_bus.bus import Bus
 from echo_ops.cli.context import reach_bus, read_settings
-from echo_ops.cli.options import AsJson, Config, Yes
+from echo_ops.cli.options import AsJson, Config, Yes, same_file
 from echo_ops.cli.output import out, remark, shown_time
 from echo_ops.cli.past import run_named
 from echo_ops.orders import give_order
@@ -138,7 +138,8 @@ def archive(
     line = find_run(read_runs(bus), run_named(name), bus.namespace.name)
     if line.is_alive:
         raise UserError(
-            f"{name} is {line.status.value}: its archive would be incomplete.", hint=f"Stop it first: echoswarm runs stop {name}"
+            f"{name} is {line.status.value}: its archive would be incomplete.",
+            hint=f"Stop it first: echoswarm runs stop {name}{same_file(config)}",
         )
     home = to / name
     done = archive_run(bus, line.run, home, store=settings.store.uri, all_weights=weights == "all")
@@ -148,8 +149,8 @@ def archive(
     kept = "no weights" if done.weights is None else f"the weights of version {done.weights}"
     out.print(f"{name}: {records:,} records, {kept}; exported: {rows}. All of it was read back from {home}.", markup=False)
     # `delete` wants the run's own file; without --config that may be run.toml here.
-    own = "FILE (the run's own)" if settings.run.name != name else "" if config is None else str(config)
-    out.print(f"It may go from Kafka now: echoswarm runs delete {name} --yes" + (f" --config {own}" if own else ""), markup=False)
+    own = same_file(config) if settings.run.name == name else " --config FILE (the run's own)"
+    out.print(f"It may go from Kafka now: echoswarm runs delete {name} --yes{own}", markup=False)
 
 
 def _unpublished(line: RunLine) -> list[str]:
@@ -180,7 +181,7 @@ def delete(name: RunId, config: Config = None, yes: Yes = False) -> None:
     lines = read_runs(bus)
     line = find_run(lines, name, bus.namespace.name)
     if line.is_alive:
-        raise UserError(f"{name} is {line.status.value}.", hint=f"Stop it first: echoswarm runs stop {name}")
+        raise UserError(f"{name} is {line.status.value}.", hint=f"Stop it first: echoswarm runs stop {name}{same_file(config)}")
     if settings.run.name != name:
         raise UserError(
             f"The configured run is {settings.run.name!r}: where the checkpoints of {name!r} lie is in its own file.",

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from echo_ops.cli.context import reach_cluster, read_settings
-from echo_ops.cli.options import ClusterName, Config
+from echo_ops.cli.options import ClusterName, Config, same_file
 from echo_ops.cli.output import ExitCode, out
 from echo_ops.topic_admin import TopicAdmin
 from echo_ops.topic_plan import Kind, Plan, Step, summarise
@@ -29,7 +29,7 @@ def plan(config: Config = None, force: Force = False) -> None:
     made = _admin(config).plan(force=force)
     _show(made)
     if not made.is_empty:
-        out.print(f"Do it with [bold]echoswarm topics apply{f' -c {config}' if config else ''}[/].")
+        out.print(f"Do it with [bold]echoswarm topics apply{same_file(config)}[/].")
 
 
 def apply(

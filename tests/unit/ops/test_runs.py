@@ -155,3 +155,16 @@ def test_a_removal_says_what_becomes_of_the_logins_and_asks_for_the_runs_own_fil
     refused = CliRunner().invoke(app, ["runs", "delete", RUN.run_id, "--yes"])
     assert (refused.exit_code, f"a demo's is runs/{RUN.run_id}/run.toml" in refused.output) == (2, True)
     assert len(removed) == 1
+
+
+@pytest.mark.parametrize("command", ["delete", "archive"])
+def test_what_must_come_first_is_a_command_with_the_same_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "a run.toml"
+    file.write_text(f'[run]\nname = "{RUN.run_id}"\n', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("echo_ops.cli.runs.reach_bus", lambda *_, **__: SimpleNamespace(namespace=Namespace("echo.a")))
+    monkeypatch.setattr("echo_ops.cli.runs.read_runs", lambda bus: [line_of(run(), spoke(500), None, NOW_MS)])
+    into = ["--to", str(tmp_path)] if command == "archive" else []
+    refused = CliRunner().invoke(app, ["runs", command, RUN.run_id, "--config", file.name, *into])
+    assert refused.exit_code == 2
+    assert f"echoswarm runs stop {RUN.run_id} --config '{file.name}'" in " ".join(refused.output.split())
