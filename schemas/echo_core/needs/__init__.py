@@ -1,7 +1,9 @@
-"""Estimates of a run's needs before anything is measured: memory, time, bytes. Pure.
+"""Estimates of a run's needs before anything is measured: memory, time, bytes, disk. Pure.
 
 model_shape    a model's numbers, from its config.json or from a table of published ones
 memory         GPU memory of a learner's rank and of a worker
 speed          seconds of a training step, rollouts per second of a worker, on a kind of GPU
+renting        workers of a sequential run; one GPU for learner and worker
+disk           a checkpoint, and all that lie on the learner's disk at once
 traffic        bytes of a step on each topic, and the brokers' disk until retention
 """

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from echo_core.needs.disk import checkpoint_bytes, disk_need
 from echo_core.needs.memory import LearnerLoad, WorkerLoad, learner_memory, worker_memory
 from echo_core.needs.model_shape import PUBLISHED, published_shape, shape_of_config
+from echo_core.needs.renting import SequentialRun, generation_s, holds_both
 from echo_core.needs.speed import GPUS, Workload, rollouts_per_s, train_s
 from echo_core.needs.traffic import Retention, StepTraffic, bytes_per_step, kept_bytes
 from echo_schemas.errors import UserError
@@ -103,3 +105,83 @@ def test_retention_bounds_what_lies_on_disk() -> None:
     kept = {"a": Retention(hours=1, bytes=None), "b": Retention(hours=None, bytes=250), "c": Retention(hours=1, bytes=1, is_compacted=True)}
     assert kept_bytes(traffic, kept, step_s=360, steps=1000) == {"a": 1000.0, "b": 250.0, "c": 100.0}
     assert kept_bytes(traffic, kept, step_s=360, steps=2) == {"a": 200.0, "b": 200.0, "c": 100.0}
+
+
+def test_a_sequential_step_is_rented_where_it_costs_the_least() -> None:
+    """The example of `cheapest`: (8 + n) · (800 / n + 100) / 3600 is smallest at n = 8: 16 · 200 / 3600 = 0.889. A pool as fast as training
+    (800 / n = 100 s too, here by chance) is not the rule: with T_train + T_bcast = 25 s it would be 32 workers, and 16 are cheapest."""
+    run = SequentialRun(fixed_s=100, learner_per_hour=8, worker_per_hour=1)
+    best = run.cheapest(64, lambda workers: 800 / workers)
+    assert (best.workers, best.step_s, best.per_hour) == (8, 200, 16)
+    assert best.price == pytest.approx(16 * 200 / 3600)
+    # (8 + 16) · (50 + 25) = 1800; 15: 23 · 78.33 = 1801.7; 17: 25 · 72.06 = 1801.5; 32: 40 · 50 = 2000.
+    assert replace(run, fixed_s=25).cheapest(64, lambda workers: 800 / workers).workers == 16
+    assert run.cheapest(4, lambda workers: 800 / workers).workers == 4, "no more than the groups of a step"
+    assert run.cheapest(64, lambda workers: 800.0).workers == 1, "workers that shorten nothing are not rented"
+
+
+def test_twice_the_workers_are_not_twice_as_fast() -> None:
+    """Qwen3-30B-A3B on two A100: weights 30.53 GB and 163.6 MB a sequence of 3328 tokens on each, 0.6 · 2.039e12 B/s.
+    64 at once: 41.00 GB / 1.2234e12 = 33.52 ms a token, 6144 tokens 205.9 s; 32: 35.77 GB, 29.24 ms, 179.6 s; 256: 4 · 205.9 s."""
+    shape, load = PUBLISHED["Qwen3-30B-A3B"], WorkerLoad(dtype="bfloat16", adapter_rank=0, sequences=64, length=16_384, gpus=2)
+    work = Workload(rollouts=256, prompt_tokens=256, answer_tokens=6144, recomputes=True)
+    found = [generation_s(shape, work, A100, load, groups=16, workers=workers) for workers in (1, 3, 4, 8)]
+    # Three workers: 16 groups cannot be divided, so one has 6 of them, 96 samples: 1.5 · 205.9 s.
+    assert found == pytest.approx([823.6, 308.9, 205.9, 179.6], abs=0.5)
+    assert generation_s(PUBLISHED["Qwen3-32B"], WORK, RTX_5090, WORKER, groups=128, workers=9) == float("inf")
+
+
+def test_one_gpu_holds_both_where_the_worker_leaves_room() -> None:
+    """Qwen2.5-0.5B with an adapter, 5.2 GB for the learner and 4.1 GB for the worker. Of 24 GB the worker has 0.3 · 24 = 7.2, which leaves
+    16.8; at 0.9 it leaves 2.4; at 0.1 it has 2.4 itself."""
+    shape = PUBLISHED["Qwen2.5-0.5B"]
+    load = replace(RANK, adapter_rank=32, ranks=1, stage=0, tokens=8192)
+    learner, worker = learner_memory(shape, load), worker_memory(shape, replace(WORKER, adapter_rank=32, length=1024))
+    assert [learner.total / 1e9, worker.least / 1e9] == pytest.approx([5.2, 4.1], abs=0.1)
+    assert [holds_both(learner, worker, 24e9, share) for share in (0.1, 0.3, 0.9)] == [False, True, False]
+
+
+def test_a_checkpoint_has_master_weights_and_moments() -> None:
+    """By the weight, in bfloat16: master 4 + moments 8, the workers' file 2, and under ZeRO-0 to 2 the weights again, 2. In float32:
+    moments 8 and the file 4; weights 4 under ZeRO-0, weights 4 and master 4 under 1 and 2, master 4 under 3."""
+    assert [checkpoint_bytes(100, "bfloat16", stage).total for stage in range(4)] == [1600, 1600, 1600, 1400]
+    assert [checkpoint_bytes(100, "float32", stage).total for stage in range(4)] == [1600, 2000, 2000, 1600]
+    eight = checkpoint_bytes(QWEN3_8B.parameters, "bfloat16", 3)
+    assert eight.total / 1e9 == pytest.approx(114.7, abs=0.05)
+    assert eight.total == 7 * eight.snapshot
+
+
+def test_checkpoints_that_lie_on_the_disk_at_once() -> None:
+    """100 weights in bfloat16 under ZeRO-3: trainer 1200, file 200 bytes. Published every step: 3 kept and the new one, 4 · 1400 = 5600.
+    Every second: 5 with the two until the publication, of which 3 are published: 5 · 1200 + 3 · 200 = 6600; a store there with 3 and the
+    next one: 4 · 200 more. keep = 5, every second: 5 + 2 = 7. Checkpoints and publications every second step: as every step."""
+    one = checkpoint_bytes(100, "bfloat16", 3)
+    assert disk_need(one, keep=3, every=1, period=1, steps=0).total == 5600
+    assert disk_need(one, keep=3, every=1, period=2, steps=0).total == 6600
+    assert disk_need(one, keep=3, every=1, period=2, steps=0, stored=3).total == 7400
+    assert disk_need(one, keep=5, every=1, period=2, steps=0).checkpoints == 7
+    assert disk_need(one, keep=3, every=2, period=2, steps=0).total == 5600
+    # Versions 0, 1 and 2, of which 0 and 2 are published: 3 · 1200 + 2 · 200, and both files in the store.
+    assert disk_need(one, keep=3, every=1, period=2, steps=2, stored=3).total == 3 * 1200 + 4 * 200
+
+
+def test_a_run_that_goes_on_needs_room_for_less() -> None:
+    """5600 bytes in all, 1400 each: three there leave 1400; with all four there still one more is written first."""
+    need = disk_need(checkpoint_bytes(100, "bfloat16", 3), keep=3, every=1, period=1, steps=0)
+    assert [need.room_needed(there) for there in (0, 1400, 4200, 5600, 10_000)] == [5600, 4200, 1400, 1400, 1400]
+
+
+@pytest.mark.parametrize(("keep", "every", "period"), [(2, 1, 1), (3, 1, 1), (3, 1, 2), (2, 1, 4), (9, 1, 2), (3, 2, 6), (5, 3, 3)])
+def test_the_count_is_what_removing_at_publications_leaves(keep: int, every: int, period: int) -> None:
+    """Played through as `CheckpointStore.prune` removes: below the publication before, all but the newest `keep`."""
+    there: list[int] = []
+    before, most = None, (0, 0)
+    for version in range(0, 200, every):
+        there.append(version)
+        most = max(most, (len(there), sum(found % period == 0 for found in there)))
+        if version % period == 0:
+            if before is not None:
+                there = [found for found in there if found in there[-keep:] or found >= before]
+            before = version
+    need = disk_need(checkpoint_bytes(100, "bfloat16", 3), keep=keep, every=every, period=period, steps=0)
+    assert (need.checkpoints, need.published) == most
