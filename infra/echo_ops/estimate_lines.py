@@ -1,19 +1,16 @@
-"""An estimate as lines of text: memory of each role, what to rent, bytes in the log."""
+"""An estimate as lines of text: memory of each role, disk, what to rent, bytes in the log."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from echo_core.capacity.costs import price_of
-from echo_core.capacity.overlap import Demand, needed_rate, wait_s
 from echo_core.needs.memory import learner_memory
-from echo_core.needs.speed import GPUS, Gpu
+from echo_core.needs.speed import GPUS
 from echo_core.needs.traffic import Retention, StepTraffic, bytes_per_step, kept_bytes
 from echo_ops.estimate import ZERO, Needs
+from echo_ops.rent_lines import rent
 from echo_schemas.topic_files import load_topic_specs
-from echo_settings.rules import store_from_bytes
 
 _RANKS = (1, 2, 4, 8, 16, 32, 64)
 _MANY_STEPS = 1_000_000
@@ -30,7 +27,7 @@ def lines_of(needs: Needs) -> Iterator[str]:
     )
     yield (
         f"{needs.settings.policy.base}: {needs.shape.parameters / 1e9:.2f} billion weights, {trained / 1e9:.3g} billion trained; "
-        f"a published version has {_size(needs.snapshot_bytes)}; a step has {work.rollouts:,} samples."
+        f"a published version has {_size(needs.snapshot_bytes)}; a step has {_counted(work.rollouts, 'sample')}."
     )
     yield ""
     yield from _memory_lines(needs)
@@ -40,75 +37,47 @@ def lines_of(needs: Needs) -> Iterator[str]:
 
 def _memory_lines(needs: Needs) -> Iterator[str]:
     learner, worker = needs.learner_memory, needs.worker_memory
-    parts = [(name, getattr(learner, name)) for name in ("weights", "optimizer", "reference", "copies", "activations", "logits")]
-    host = f" In the machine's memory: optimizer {_size(learner.host)}." if learner.host else ""
+    parts = [
+        ("weights", learner.weights),
+        ("gradients and optimizer", learner.optimizer),
+        ("reference", learner.reference),
+        ("copies", learner.copies),
+        ("activations", learner.activations),
+        ("logits", learner.logits),
+    ]
+    host = f" In the machine's memory: gradients and optimizer {_size(learner.host)}." if learner.host else ""
     yield (
-        f"Learner, each of {needs.learner.ranks} ranks (ZeRO-{needs.learner.stage}): {_size(learner.total)} of GPU memory = "
+        f"Learner, {_each(needs.learner.ranks, 'rank')} (ZeRO-{needs.learner.stage}): {_size(learner.total)} of GPU memory = "
         f"{_sum_of(parts)}; a tenth for the allocator, 1.5 GB for CUDA.{host}"
     )
     parts = [("weights", worker.weights), ("adapters", worker.adapters), ("one sequence", worker.cache_least)]
     yield (
-        f"Worker, each of its {needs.worker.gpus} GPUs: {_size(worker.least)} at least = {_sum_of(parts)}, and 3 GB for CUDA and buffers; "
-        f"keys and values of all {needs.worker.sequences:,} sequences of {needs.worker.length:,} tokens: {_size(worker.cache_wanted)}."
+        f"Worker, {_each(needs.worker.gpus, 'GPU')}: {_size(worker.least)} at least = {_sum_of(parts)}, and 3 GB for CUDA and buffers; "
+        f"keys and values of {_counted(needs.worker.sequences, 'sequence')} of {needs.worker.length:,} tokens: "
+        f"{_size(worker.cache_wanted)}."
+    )
+    yield _disk_line(needs)
+
+
+def _disk_line(needs: Needs) -> str:
+    disk, keep = needs.disk, needs.settings.checkpoint.keep
+    stored = f" + {_counted(disk.snapshots, 'file')} for workers in the store beside them" if disk.snapshots else ""
+    return (
+        f"Disk of [checkpoint] folder: {_size(disk.total)} = {_counted(disk.checkpoints, 'checkpoint')} at most (keep = {keep}; old ones "
+        f"are removed at a publication){stored}; a checkpoint has {_size(disk.one.total)} = weights and optimizer "
+        f"{_size(disk.one.trainer)} + file for workers {_size(disk.one.snapshot)}, which only published versions have."
     )
 
 
 def _rent_lines(needs: Needs) -> Iterator[str]:
-    kappa, ranks = needs.settings.publication_period, needs.learner.ranks
     fitting = [gpu for gpu in GPUS if needs.learner_memory.total <= gpu.memory]
     if not fitting:
         yield f"No GPU here holds a rank of {_size(needs.learner_memory.total)}: {_remedy(needs)}"
         return
-    is_sequential = not needs.settings.budget
-    if is_sequential:
-        yield f"T_bcast is {needs.broadcast_s:,.1f} s; a sequential step takes it, T_train, and the generation of its samples:"
-    else:
-        yield f"T_bcast is {needs.broadcast_s:,.1f} s and has to be below kappa · T_train, kappa = {kappa}:"
-    for gpu in fitting:
-        verdict = "" if is_sequential else "  fits" if needs.broadcast_s < kappa * needs.train_s(gpu) else "  does not fit"
-        yield f"  learner on {ranks} × {gpu.name:<14}  T_train {needs.train_s(gpu):>8,.1f} s{verdict}"
-    chosen = next((gpu for gpu in fitting if gpu.price_per_hour), fitting[0])
+    renting = rent(needs, fitting)
+    yield from renting.lines
     yield ""
-    yield from _worker_lines(needs, chosen)
-    yield ""
-    yield from _traffic_lines(needs, needs.train_s(chosen))
-
-
-def _worker_lines(needs: Needs, chosen: Gpu) -> Iterator[str]:
-    """How many workers of each kind a learner on `chosen` needs, and the cheapest kind with a price."""
-    kappa, budget, ranks = needs.settings.publication_period, needs.settings.budget, needs.learner.ranks
-    demand = needs.demand(chosen)
-    # Without overlap no rate hides generation: take a pool that is as fast as the learner.
-    wanted = needed_rate(demand, kappa, budget) if budget else demand.rollouts / demand.train_s
-    if math.isinf(wanted):
-        yield (
-            f"Beside {ranks} × {chosen.name} no number of workers keeps the learner busy: raise [staleness] budget, or publish an adapter."
-        )
-        return
-    yield f"Workers beside {ranks} × {chosen.name}, which wants {wanted:.3g} rollouts/s:"
-    priced: list[tuple[float, int, Gpu]] = []
-    for gpu in GPUS:
-        rate = needs.rate(gpu)
-        if not rate:
-            yield f"  {gpu.name:<14}  too small"
-            continue
-        count = math.ceil(wanted / rate)
-        of_several = f" of {needs.worker.gpus} GPUs" if needs.worker.gpus > 1 else ""
-        yield f"  {gpu.name:<14}  {count:>4} × {rate:.3g} rollouts/s{of_several}"
-        if gpu.price_per_hour and chosen.price_per_hour:
-            priced.append((ranks * chosen.price_per_hour + count * needs.worker.gpus * gpu.price_per_hour, count, gpu))
-    if priced:
-        per_hour, count, gpu = min(priced, key=lambda option: option[0])
-        step_s = demand.train_s + _wait_s(demand, kappa, count * needs.rate(gpu), overlaps=budget > 0)
-        yield (
-            f"To rent, at ECHO-2's prices: {ranks} × {chosen.name} and {count * needs.worker.gpus} × {gpu.name}: ${per_hour:,.2f} an hour, "
-            f"${price_of(per_hour, step_s):,.2f} a step of {step_s:,.0f} s."
-        )
-
-
-def _wait_s(demand: Demand, kappa: int, rate: float, *, overlaps: bool) -> float:
-    """Waiting of the learner in each step, in seconds."""
-    return wait_s(demand, kappa, rate) / kappa if overlaps else demand.broadcast_s + demand.rollouts / rate
+    yield from _traffic_lines(needs, renting.step_s)
 
 
 def _remedy(needs: Needs) -> str:
@@ -124,7 +93,6 @@ def _remedy(needs: Needs) -> str:
 
 def _traffic_lines(needs: Needs, step_s: float) -> Iterator[str]:
     settings = needs.settings
-    through_log = needs.snapshot_bytes < store_from_bytes(settings)
     traffic = bytes_per_step(
         StepTraffic(
             groups=settings.learner.groups_per_step,
@@ -134,7 +102,7 @@ def _traffic_lines(needs: Needs, step_s: float) -> Iterator[str]:
             rewards=len(settings.rewards),
             publication_period=settings.publication_period,
             snapshot_bytes=needs.snapshot_bytes,
-            through_log=through_log,
+            through_log=needs.through_log,
         )
     )
     specs = {spec.name: spec for spec in load_topic_specs() if spec.name in traffic}
@@ -144,10 +112,10 @@ def _traffic_lines(needs: Needs, step_s: float) -> Iterator[str]:
     for name, num_bytes in traffic.items():
         if not num_bytes:
             continue
-        replicas = settings.kafka.replicas or specs[name].replication_factor
-        yield f"  {name:<14}  {_size(num_bytes):>9} a step  {_size(kept[name] * replicas):>9} in {replicas} copies"
-    if not through_log:
-        yield f"  [store] gets {_size(needs.snapshot_bytes)} every {settings.publication_period} steps."
+        copies = _counted(needs.replicas, "copy", "copies")
+        yield f"  {name:<14}  {_size(num_bytes):>9} a step  {_size(kept[name] * needs.replicas):>9} in {copies}"
+    if not needs.through_log:
+        yield f"  [store] gets {_size(needs.snapshot_bytes)} {_every(settings.publication_period)}."
 
 
 def _retention(config: Mapping[str, str], partitions: int) -> Retention:
@@ -161,6 +129,21 @@ def _retention(config: Mapping[str, str], partitions: int) -> Retention:
 
 def _sum_of(parts: Sequence[tuple[str, int]]) -> str:
     return " + ".join(f"{name} {_size(size)}" for name, size in parts if size)
+
+
+def _counted(number: int, one: str, several: str = "") -> str:
+    """1 sample, 2 samples, 1 copy, 3 copies."""
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
+def _each(number: int, noun: str) -> str:
+    """Its only rank; each of its 4 ranks."""
+    return f"its only {noun}" if number == 1 else f"each of its {_counted(number, noun)}"
+
+
+def _every(period: int) -> str:
+    """Every step, every 2 steps."""
+    return "every step" if period == 1 else f"every {period} steps"
 
 
 def _size(num_bytes: float) -> str:
