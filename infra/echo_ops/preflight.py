@@ -12,6 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from echo_core.needs.memory import ITEM_BYTES, STATE_BYTES
 from echo_learner.commit.placement import expected_bytes
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import CustomLoss
+from echo_ops.estimate import disk_of, trained_weights
 from echo_ops.supervisor.broker import given_bootstrap
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import signing_processes
@@ -51,8 +53,6 @@ from echo_tasks.task import Prompt
 _REACH_S = 3.0
 _CALL_S = 3.0
 _GIB = 1 << 30
-# The newest checkpoint and the one being written.
-_CHECKPOINTS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,12 +258,7 @@ def _folders(settings: Settings) -> Iterator[Problem]:
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         yield Problem(f"[checkpoint] folder {folder} cannot be made or written.", "Choose another one.")
         return
-    free, needed = shutil.disk_usage(existing).free, _CHECKPOINTS_AT_ONCE * 4 * _snapshot_bytes(settings)
-    if free < needed:
-        yield Problem(
-            f"{existing} has {free / _GIB:,.1f} GiB left, and two checkpoints of this model take about {needed / _GIB:,.1f}.",
-            "Free space there, or set [checkpoint] folder.",
-        )
+    yield from _room(settings, existing, folder)
     if settings.store.uri:
         import fsspec
 
@@ -273,11 +268,38 @@ def _folders(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"[store] uri {settings.store.uri} cannot be opened: {exc}.", "Install the fsspec driver that it names.")
 
 
-def _memory(settings: Settings) -> Iterator[Problem]:
-    if this_machine().gpus:
+def _room(settings: Settings, existing: Path, folder: Path) -> Iterator[Problem]:
+    """Whether the checkpoints of the run fit, beside those that `folder` has already. Another check reports a bad DeepSpeed file."""
+    try:
+        disk = disk_of(settings, _trained_weights(settings))
+    except UserError:
         return
-    dtype = settings.policy.dtype
-    needed = _snapshot_bytes(settings) // ITEM_BYTES[dtype] * STATE_BYTES[dtype]
+    free, needed = shutil.disk_usage(existing).free, disk.room_needed(_checkpoint_bytes(folder))
+    if free < needed:
+        yield Problem(
+            f"{existing} has {free / _GIB:,.1f} GiB left, and the run's checkpoints take {needed / _GIB:,.1f} more: {disk.checkpoints} lie "
+            f"there at once, each of {disk.one.total / _GIB:,.1f} at most.",
+            "Free space there, lower [checkpoint] keep, or set [checkpoint] folder.",
+        )
+
+
+def _checkpoint_bytes(folder: Path) -> int:
+    """Bytes of the checkpoints in `folder`, and of the snapshots beside them; a file with several names counts once."""
+    sizes: dict[tuple[int, int], int] = {}
+    for top in (*folder.glob("v[0-9]*-*"), folder / "snapshots"):
+        for below, _, names in os.walk(top):
+            for name in names:
+                # A running learner may remove it meanwhile.
+                with suppress(FileNotFoundError):
+                    found = (Path(below) / name).stat()
+                    sizes[found.st_dev, found.st_ino] = found.st_size
+    return sum(sizes.values())
+
+
+def _memory(settings: Settings) -> Iterator[Problem]:
+    if this_machine().gpus or settings.policy.update != "full":
+        return
+    needed = _trained_weights(settings) * STATE_BYTES[settings.policy.dtype]
     there = memory_bytes()
     if needed > there:
         yield Problem(
@@ -287,10 +309,14 @@ def _memory(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _snapshot_bytes(settings: Settings) -> int:
-    """0 if it is unknown."""
+def _trained_weights(settings: Settings) -> int:
+    """As the model's shape says, else its files of weights; 0 if it is unknown."""
     try:
-        return expected_bytes(settings) if is_made(settings.policy.base) else 0
+        return trained_weights(settings)
+    except UserError:
+        pass
+    try:
+        return expected_bytes(settings) // ITEM_BYTES[settings.policy.dtype] if is_made(settings.policy.base) else 0
     except UserError:
         return 0
 
