@@ -36,7 +36,8 @@ def checkpoint_bytes(trained: int, dtype: str, stage: int) -> CheckpointBytes:
 
     Qwen3-8B in bfloat16, 8.19e9 weights, all trained, ZeRO-3: master 4 and moments 8 bytes a weight are 98.3 GB, the workers' file 2 bytes
     a weight 16.4 GB: 114.7 GB, 7 times the file. ZeRO-0 to 2 write the bfloat16 weights too: 131.1 GB, 8 times.
-    In float32 only ZeRO-1 and above keep a master copy beside the weights."""
+    In float32 only ZeRO-1 and above keep a master copy beside the weights. Measured without the workers' file, on a model of 5.26e6 weights
+    and one rank, in bytes a weight: bfloat16 14.01 under ZeRO-0 and 2, 12.01 under 3; float32 12.01 under 3."""
     item = ITEM_BYTES[dtype]
     master = _MASTER if stage or dtype != "float32" else 0
     weights = item if stage < _SPREAD else 0
