@@ -82,8 +82,7 @@ def read_yaml(text: str) -> Any:
     # Imported only here: most commands read no such file, and its expressions take a while to compile.
     import yaml
 
-    # libyaml, where PyYAML was built with it, takes a tenth of the time.
-    return yaml.load(text, yaml.CSafeLoader) if yaml.__with_libyaml__ else yaml.safe_load(text)
+    return yaml.safe_load(text)
 
 
 def parse_topic_file(file_name: str, content: Any) -> TopicSpec:
