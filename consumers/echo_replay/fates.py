@@ -151,7 +151,7 @@ class Fates:
         # in arrays takes three times as long.
         self._near: tuple[list[int], list[int], list[float]] = [], [], []
         self._place, self._end = 0, 0
-        """Of the next sample in `_near`, and behind its last one in the arrays."""
+        """Where the next sample is in `_near`, and where in the arrays the one is that follows when `_near` is used up."""
 
     def add_steps(self, steps: Sequence[Step]) -> None:
         """Add steps, which follow the earlier ones."""

@@ -58,7 +58,8 @@ def split_samples(group_sizes: Sequence[int], num_updates: int, split: UpdateSpl
     sample = 0
     for group, size in enumerate(group_sizes):
         for place in range(size):
-            # By samples each group begins with the next update, so that none stays empty, however few samples the groups have.
+            # Of whole groups, update u has those from ⌊G·u / U⌋ on. By samples, each group begins with the next update, so that no update
+            # stays empty, however few samples the groups have.
             update = ((group + 1) * num_updates - 1) // num_groups if split is UpdateSplit.GROUPS else (group + place) % num_updates
             updates[update].append(sample)
             sample += 1
