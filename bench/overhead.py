@@ -6,7 +6,8 @@
 Pipeline and pipe run in turn on the same cores with the same placement; the pipeline's step includes its checkpoint and its transaction.
 Medians over the rounds are printed, and the ratio's own median: machines are shared and noisy. CPU time varies less. It is given in
 microseconds a trained sample, from the tenth step to the last (`cpu_us_per_sample`): `engine` and `trainer` are those of the pipe's worker
-and learner, `worker` and `learner` the additional ones of ours, the other roles their own.
+and learner, `worker` and `learner` the additional ones of ours, the other roles their own. Cores differ in speed, so `ours_share` and
+`broker_share` give what our processes and the broker add as parts of engine and trainer together.
 """
 
 from __future__ import annotations
@@ -66,6 +67,13 @@ def us_per_sample(ours: Mapping[str, float], pipe: Mapping[str, float], num_samp
     return {role: round(1e6 * seconds / num_samples, 1) for role, seconds in parts.items()}
 
 
+def shares(cost: Mapping[str, float]) -> dict[str, float]:
+    """What our processes and the broker cost, as parts of engine and trainer."""
+    bare = cost["engine"] + cost["trainer"]
+    ours = sum(us for role, us in cost.items() if role not in {"engine", "trainer", "broker"})
+    return {"ours_share": round(ours / bare, 4), "broker_share": round(cost["broker"] / bare, 4)}
+
+
 def run_pipe(demo: str, mode: str, steps: int, folder: Path) -> dict[str, Any]:
     """The baseline under the environment that the supervisor gives to its worker and its learner."""
     config = folder / "run.toml"
@@ -113,11 +121,13 @@ def main() -> None:
             f"weights installed in {summary['t_bcast_p50_s']:.3f} s; CPU, µs a sample: {costs[-1]}\n"
         )
         sys.stdout.flush()
+    medians = {role: round(statistics.median(cost.get(role, 0.0) for cost in costs), 1) for role in costs[0]}
     figures = {
         "pipeline_s_per_step": round(statistics.median(pipelines), 4),
         "pipe_s_per_step": round(statistics.median(pipes), 4),
         "ratio": round(statistics.median(ours / bare for ours, bare in zip(pipelines, pipes, strict=True)), 3),
-        "cpu_us_per_sample": {role: round(statistics.median(cost.get(role, 0.0) for cost in costs), 1) for role in costs[0]},
+        "cpu_us_per_sample": medians,
+        **shares(medians),
         "logprob_max_diff": max(agreements),
         "conditions": {
             "cores": len(this_machine().cores),

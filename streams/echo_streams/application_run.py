@@ -21,7 +21,7 @@ from echo_bus.requests.dispatch import WorkObserver
 from echo_runtime.loop_watch import PLACE, LoopWatch, place_of
 from echo_runtime.opening import throttle_report
 from echo_runtime.process import RoleProcess
-from echo_schemas.records import MissingRewards, Progress
+from echo_schemas.records import MissingRewards, Progress, Record
 from echo_schemas.topics import TRAJECTORIES, missing_rewards_key
 from echo_streams.attachment import RunEnd
 from echo_streams.intake import Intake
@@ -64,7 +64,8 @@ class ApplicationOptions:
 class ApplicationRun:
     """A reward application between its checks and its end.
 
-    `group`: its consumer group; `choice`: the rewards of each purpose (None: every reward judges everything).
+    `group`: its consumer group; `choice`: the rewards of each purpose (None: every reward judges everything); `progress`: what the learner
+    says of itself and of rewards that are missing.
     """
 
     process: RoleProcess
@@ -73,8 +74,7 @@ class ApplicationRun:
     attached: tuple[Attached, ...]
     choice: RewardChoice | None
     options: ApplicationOptions
-    progress: CompactedView[Progress]
-    missing: CompactedView[MissingRewards]
+    progress: CompactedView[Record]
     num_partitions: int
 
     async def serve(self) -> None:
@@ -152,7 +152,7 @@ class ApplicationRun:
         process = self.process
         return SecondLook(
             names=frozenset(entry.name for entry in self.attached),
-            missing=lambda: self.missing.get(missing_rewards_key(process.settings.run.name)),
+            missing=self._missing,
             committed=app.committed,
             read=lambda places: read_again(process.bus, places),
             judge=processor.judge_again,
@@ -171,7 +171,12 @@ class ApplicationRun:
             logger.debug("What waits while the event loop is held up is not known: %s", exc)
 
     def _latest(self) -> Progress | None:
-        return self.progress.get(self.process.settings.run.name)
+        latest = self.progress.get(self.process.settings.run.name)
+        return latest if isinstance(latest, Progress) else None
+
+    def _missing(self) -> MissingRewards | None:
+        latest = self.progress.get(missing_rewards_key(self.process.settings.run.name))
+        return latest if isinstance(latest, MissingRewards) else None
 
     def _learner_version(self) -> int | None:
         latest = self._latest()

@@ -14,7 +14,7 @@ from echo_bus.bus import Bus
 from echo_bus.client.kafka_errors import translated
 from echo_runtime.process import RoleProcess
 from echo_schemas.errors import UserError
-from echo_schemas.records import MissingRewards, Progress
+from echo_schemas.records import Record
 from echo_schemas.topics import OWN_APPLICATION, PROGRESS, REWARDS, TRAJECTORIES, attachment_key
 from echo_settings import Settings
 from echo_settings.rules import evaluation_specs
@@ -64,8 +64,7 @@ def run_reward(
         place_group(process.bus, group, offsets_of(process.bus, begins))
     logger.info("Rewards %s for %s, as the group %s", ", ".join(entry.name for entry in attached), process.settings.run.name, group)
     with (
-        closing(process.bus.view(PROGRESS, Progress)) as progress,
-        closing(process.bus.view(PROGRESS, MissingRewards)) as missing,
+        closing(process.bus.view(PROGRESS, Record)) as progress,
         closing(process.bus.orders()) as orders,
         asyncio.Runner(loop_factory=_loop_factory()) as runner,
     ):
@@ -79,7 +78,6 @@ def run_reward(
             choice=choice,
             options=options,
             progress=progress,
-            missing=missing,
             num_partitions=num_partitions,
         )
         runner.run(application_run.serve())

@@ -69,6 +69,16 @@ def test_a_heartbeat_that_was_not_delivered_is_known_at_the_next_change(pipeline
     assert versions(pipeline) == [(2, 0)]
 
 
+def test_it_repeats_itself_only_while_nothing_changes(pipeline: Pipeline, publisher: Publisher) -> None:
+    heartbeat = ProgressHeartbeat(publisher, FIRST, ManualClock())
+    heartbeat.update(version=1)
+    heartbeat._beat()
+    assert versions(pipeline) == [(1, 0)]
+    heartbeat._beat()
+    heartbeat._beat()
+    assert versions(pipeline) == [(1, 0)] * 3
+
+
 def test_an_error_of_its_own_thread_is_raised_where_somebody_looks(
     pipeline: Pipeline, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
