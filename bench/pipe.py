@@ -1,4 +1,5 @@
-"""The baseline of `overhead.py`, which starts it in the right environment: the same engine and trainer joined by a bare pipe.
+"""The baseline of `overhead.py`, which starts it in the right environment: the same engine and trainer joined by a bare pipe. And that of
+`recovery.py`: with the name of a role instead of a number of steps it only starts that role's engine or trainer, and ends.
 
 No Kafka, no records, no reward process, no checkpoint.
 
@@ -19,7 +20,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from processor_time import cpu_s
@@ -27,6 +28,10 @@ from processor_time import cpu_s
 from echo_core.advantages import group_advantages
 from echo_core.normalisation import UpdateSplit
 from echo_settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from echo_learner.training.ranks import RankedTrainer
+    from echo_rollout.engines.engine import Engine
 
 _WARM_UP = 10
 
@@ -39,22 +44,40 @@ def worker(settings: Settings, pipe: multiprocessing.connection.Connection) -> N
     asyncio.run(_work(settings, pipe))
 
 
+async def _started_engine(settings: Settings) -> Engine:
+    from echo_rollout.engines.catalogue import open_engine
+    from echo_rollout.engines.engine import EngineConfig
+    from echo_schemas.records import WeightKind
+    from echo_tasks.base_models import resolve_base
+
+    base, kind = resolve_base(settings.policy.base), WeightKind(settings.policy.update)
+    engine = open_engine(
+        "vllm",
+        EngineConfig(base=base, kind=kind, dtype="float32", max_length=64, lora_rank=settings.policy.lora.r, concurrency=512, options={}),
+    )
+    await engine.start()
+    return engine
+
+
+def _started_trainer(settings: Settings) -> RankedTrainer:
+    from echo_learner.training.config import trainer_config
+    from echo_learner.training.ranks import open_trainer
+    from echo_tasks.base_models import resolve_base
+
+    return open_trainer(trainer_config(settings, resolve_base(settings.policy.base)), 1)
+
+
 async def _work(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
     from tokenizers import Tokenizer
 
-    from echo_rollout.engines.catalogue import open_engine
-    from echo_rollout.engines.engine import EngineConfig, Snapshot, SnapshotRef
+    from echo_rollout.engines.engine import Snapshot, SnapshotRef
     from echo_schemas.records import Sampling, WeightKind
     from echo_tasks.base_models import resolve_base
     from echo_tasks.catalogue import load_task
 
     base, task = resolve_base(settings.policy.base), load_task(settings.task.name)
     kind = WeightKind(settings.policy.update)
-    engine = open_engine(
-        "vllm",
-        EngineConfig(base=base, kind=kind, dtype="float32", max_length=64, lora_rank=settings.policy.lora.r, concurrency=512, options={}),
-    )
-    await engine.start()
+    engine = await _started_engine(settings)
     encode = Tokenizer.from_file(str(base / "tokenizer.json")).encode
     sampling = Sampling(max_new_tokens=settings.rollout.max_new_tokens, temperature=settings.rollout.temperature)
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -113,16 +136,12 @@ async def _work(settings: Settings, pipe: multiprocessing.connection.Connection)
 def learn(settings: Settings, steps: int) -> dict[str, Any]:
     """Train `steps` steps; seconds per step over all but the first ten (as the pipeline's summary counts), CPU seconds
     of both processes over the same steps, and each step's mean reward."""
-    from echo_learner.training.config import trainer_config
-    from echo_learner.training.ranks import open_trainer
-    from echo_tasks.base_models import resolve_base
-
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=worker, args=(settings, theirs), daemon=True)
     process.start()
     theirs.close()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    trainer = open_trainer(trainer_config(settings, resolve_base(settings.policy.base)), 1)
+    trainer = _started_trainer(settings)
     groups: list[Any] = []
     arrived = threading.Condition()
 
@@ -196,5 +215,21 @@ def _training_batch(batch: list[Any], version: int, settings: Settings) -> Any:
     )
 
 
+def main() -> None:
+    """`pipe.py FILE.toml STEPS`, or `pipe.py FILE.toml worker` or `learner`."""
+    settings, what = load_settings(Path(sys.argv[1]), {}), sys.argv[2]
+    if what == "worker":
+        asyncio.run(_started_engine(settings))
+    elif what == "learner":
+        _started_trainer(settings)
+    else:
+        sys.stdout.write(json.dumps(learn(settings, int(what))) + "\n")
+        return
+    sys.stdout.write("started\n")
+    sys.stdout.flush()
+    # Nothing is worth the time of an orderly end.
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(learn(load_settings(Path(sys.argv[1]), {}), int(sys.argv[2]))) + "\n")
+    main()

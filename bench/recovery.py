@@ -8,6 +8,8 @@ The packaged demo `reverse` on three brokers, every role a process. On a busy ma
     worker_s         the worker's process started again after kill -9 ─▶ the next step after its first new samples; the worst of N
     reward_s         the reward process started again after kill -9 ─▶ its first rewards; the worst of N. reward_ready_s: from the moment
                      at which it has imported everything and reached Kafka; reward_stall_s: the longest time without a step
+    *_floor_s        what a bare process of the same environment needs to import and start the trainer or the engine, while the role's own
+                     process is frozen: the median of N. *_ratio: the role's median over it
     broker_stall_s   one of three brokers killed and left dead: the longest time without a step; the worst of the three
     sigterm_max_s    SIGTERM to every process of a busy run ─▶ the last one gone
     checkpoint_share seconds of checkpoints over seconds of steps, at `every = 1`
@@ -19,6 +21,7 @@ import json
 import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,6 +42,7 @@ from echo_schemas.topics import REWARDS, STEPS, TRAJECTORIES
 if TYPE_CHECKING:
     from tests.chaos.scene import Scene
 
+_PIPE = Path(__file__).with_name("pipe.py")
 _WITHIN_S = 600.0
 _WARM_STEPS = 10
 # The time in which the cluster notices a killed broker; a shorter stall may be a slow step.
@@ -73,17 +77,23 @@ def measure(scene: Scene, num_kills: int) -> dict[str, Any]:
     learner = [_kill_learner(scene) for _ in range(num_kills)]
     worker = [_kill_worker(scene) for _ in range(num_kills)]
     rewards = [_kill_reward(scene) for _ in range(num_kills)]
+    floors = {name: statistics.median(_floor(scene, name) for _ in range(num_kills)) for name in ("learner", "worker-0")}
     stalls = [_kill_broker(scene, broker) for broker in range(len(scene.kafka.nodes))]
     reports = [record for record in records_of(scene.bus, [STEPS], _WITHIN_S) if isinstance(record, StepReport)][_WARM_STEPS:]
     step_s = statistics.median(report.training_s + report.idle_s for report in reports)
     checkpoint_s = [report.metrics["checkpoint_s"] for report in reports]
     share = sum(checkpoint_s) / sum(report.training_s for report in reports)
+    learner_s, worker_s = (statistics.median(wall for wall, _ in found) for found in (learner, worker))
     return {
         "learner_s": round(max(wall for wall, _ in learner), 2),
-        "learner_median_s": round(statistics.median(wall for wall, _ in learner), 2),
+        "learner_median_s": round(learner_s, 2),
+        "learner_floor_s": round(floors["learner"], 2),
+        "learner_ratio": round(learner_s / floors["learner"], 2),
         "learner_cpu_s": round(statistics.median(cpu for _, cpu in learner), 2),
         "worker_s": round(max(wall for wall, _ in worker), 2),
-        "worker_median_s": round(statistics.median(wall for wall, _ in worker), 2),
+        "worker_median_s": round(worker_s, 2),
+        "worker_floor_s": round(floors["worker-0"], 2),
+        "worker_ratio": round(worker_s / floors["worker-0"], 2),
         "worker_cpu_s": round(statistics.median(cpu for _, cpu in worker), 2),
         **_of_rewards(rewards),
         "broker_stall_s": round(max(stalls), 2),
@@ -146,6 +156,28 @@ def _kill_reward(scene: Scene) -> tuple[float, float, float]:
         found_s = time.monotonic()
     scene.wait_for(scene.follower.version + _WARM_STEPS, _WITHIN_S, "the run settles")
     return found_s - started_s, found_s - ready_s, scene.follower.longest_gap_s(killed_s, scene.follower.version)
+
+
+def _floor(scene: Scene, name: str) -> float:
+    """Seconds until a bare process in place of the role's own, which is frozen meanwhile, has started the same engine or trainer."""
+    child = scene.swarm.child(name)
+    plan = child.plan
+    command, output = [sys.executable, str(_PIPE), str(scene.swarm.config), plan.role], plan.log.with_name("bare.log")
+    scene.swarm.freeze(child)
+    started_s = time.monotonic()
+    try:
+        with (
+            output.open("wb") as log,
+            subprocess.Popen(command, env={**os.environ, **plan.environ}, stdout=log, stderr=subprocess.STDOUT) as bare,
+        ):
+            if plan.cores:
+                os.sched_setaffinity(bare.pid, plan.cores)
+        found_s = time.monotonic() - started_s
+    finally:
+        scene.swarm.thaw(child)
+    assert bare.returncode == 0, output.read_text(encoding="utf-8", errors="replace")
+    scene.wait_for(scene.follower.version + _WARM_STEPS, _WITHIN_S, "the run settles")
+    return found_s
 
 
 def _of_rewards(found: list[tuple[float, float, float]]) -> dict[str, float]:

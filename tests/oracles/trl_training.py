@@ -3,7 +3,8 @@
 PYTHONPATH=bench .venv-oracles/bin/python -m tests.oracles.trl_training [--steps 40] [--seeds 3] [--groups 16] [--updates 1] [--picture F]
 
 ours   `laboratory.colocated`: our sampler, rewards, advantages, loss and DeepSpeed, in one process
-fed    TRL's trainer, which gets our completions and our rewards: what it does with them is its own. Compared by weights, step by step
+fed    TRL's trainer, which gets our completions and our rewards: what it does with them is its own. Compared by weights, step by step;
+       beside it the same from weights that rounding could have made, which says how far a training carries such a difference
 own    TRL's trainer, which samples for itself: another stream of random numbers, so compared by curves over seeds
 whole  the same with several updates a step, where TRL deals whole groups to them, as we do, and not samples by chance
 """
@@ -27,6 +28,7 @@ from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from datasets import Dataset
 from laboratory.colocated import CoLocated, chosen
 from laboratory.matrix import Cell, Choice, load_cells
@@ -49,6 +51,8 @@ from echo_tasks.rewards import ScoredSample
 
 _MATRIX = Path(__file__).parents[2] / "bench" / "laboratory" / "matrix.toml"
 _FIRST_TEN, _LAST_TEN = slice(10), slice(-10, None)
+# Of a weight: the last bit of a float32.
+_NUDGE = 2.0**-23
 _OURS, _TRL, _WHOLE, _BY_SAMPLES = "ours", "TRL", "TRL with whole groups", "ours by samples"
 
 Weights = Mapping[str, npt.NDArray[np.float32]]
@@ -106,9 +110,9 @@ def _run_ours(settings: Settings, folder: Path) -> Trained:
     return asyncio.run(run())
 
 
-def train_trl(settings: Settings, *, fed: Trained | None = None, in_order: bool = False) -> Trained:
+def train_trl(settings: Settings, *, fed: Trained | None = None, in_order: bool = False, is_nudged: bool = False) -> Trained:
     """TRL's trainer as `settings` say. `fed`: a training whose completions and rewards it gets, in the same order. `in_order`: its updates
-    get whole groups, as ours do."""
+    get whole groups, as ours do. `is_nudged`: it begins with weights of which each is changed in its last bit, up or down."""
     learner, size = settings.learner, settings.rollout.group_size
     found, base = Trained(), resolve_base(settings.policy.base)
     observer = _Observer(found, learner.updates_per_step)
@@ -150,9 +154,19 @@ def train_trl(settings: Settings, *, fed: Trained | None = None, in_order: bool 
             callbacks=[observer],
             rollout_func=None if fed is None else _Feeder(fed, learner.groups_per_step),
         )
+        if is_nudged:
+            _nudge(trainer.model)
         observer.keep(trainer.model)
         trainer.train()
     return found
+
+
+def _nudge(model: Any) -> None:
+    dice = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            signs = torch.randint(0, 2, parameter.shape, generator=dice) * 2 - 1
+            parameter.mul_(1 + signs * _NUDGE)
 
 
 class _Observer(TrainerCallback):  # type: ignore[misc]
@@ -268,7 +282,7 @@ def main() -> int:
     # With one update a step there is nothing to deal by chance: whose sampler it was is all that differs.
     arms = (_OURS, _TRL, *((_WHOLE, _BY_SAMPLES) if arguments.updates > 1 else ()))
     curves: dict[str, list[list[float]]] = {arm: [] for arm in arms}
-    distances: list[list[float]] = []
+    distances: list[tuple[list[float], list[float]]] = []
     for seed in range(arguments.seeds):
         learner = {"groups_per_step": arguments.groups, "updates_per_step": arguments.updates}
         settings = settings_of(seed, arguments.steps, **learner)
@@ -279,7 +293,10 @@ def main() -> int:
         if _WHOLE in curves:
             curves[_WHOLE].append(train_trl(settings, in_order=True).rewards)
             curves[_BY_SAMPLES].append(train_ours(settings_of(seed, arguments.steps, **learner, split="samples")).rewards)
-        distances.append([apart(ours.weights, fed.weights, version) for version in range(1, arguments.steps + 1)])
+        nudged = train_trl(settings, fed=ours, is_nudged=True)
+        versions = range(1, arguments.steps + 1)
+        gaps, twins = ([apart(one.weights, fed.weights, version) for version in versions] for one in (ours, nudged))
+        distances.append((gaps, twins))
         sys.stdout.write(f"{table(curves, distances)}\n")
         sys.stdout.flush()
         if arguments.picture is not None:
@@ -287,16 +304,16 @@ def main() -> int:
     return 0
 
 
-def table(curves: Mapping[str, Sequence[Sequence[float]]], distances: Sequence[Sequence[float]]) -> str:
+def table(curves: Mapping[str, Sequence[Sequence[float]]], distances: Sequence[tuple[Sequence[float], Sequence[float]]]) -> str:
     """What stands in docs/learning.md."""
     names = ", ".join(curves)
     rows = [
-        f"| seed | first ten steps: {names} | last ten: {names} | fed the same: weights apart after 1 step, in the end |",
-        "|---|---|---|---|",
+        f"| seed | first ten steps: {names} | last ten: {names} | fed the same, weights apart: after 1 step, in the end | TRL, its twin |",
+        "|---|---|---|---|---|",
     ]
-    for seed, (gaps, *rewards) in enumerate(zip(distances, *curves.values(), strict=True)):
+    for seed, ((gaps, twins), *rewards) in enumerate(zip(distances, *curves.values(), strict=True)):
         first, last = (", ".join(f"{statistics.fmean(each[part]):.3f}" for each in rewards) for part in (_FIRST_TEN, _LAST_TEN))
-        rows.append(f"| {seed} | {first} | {last} | {gaps[0]:.1e}, {gaps[-1]:.1e} |")
+        rows.append(f"| {seed} | {first} | {last} | {gaps[0]:.1e}, {gaps[-1]:.1e} | {twins[0]:.1e}, {twins[-1]:.1e} |")
     for one, other in itertools.combinations(list(curves)[::-1], 2):
         for steps, part in (("all", slice(None)), ("the last ten", _LAST_TEN)):
             pairs = zip(curves[one], curves[other], strict=True)
@@ -306,7 +323,9 @@ def table(curves: Mapping[str, Sequence[Sequence[float]]], distances: Sequence[S
     return "\n".join(rows) + "\n"
 
 
-def draw(curves: Mapping[str, Sequence[Sequence[float]]], distances: Sequence[Sequence[float]], picture: Path) -> None:
+def draw(
+    curves: Mapping[str, Sequence[Sequence[float]]], distances: Sequence[tuple[Sequence[float], Sequence[float]]], picture: Path
+) -> None:
     """Reward by step, each seed a thin line and the mean a thick one; and how far the weights are apart where TRL is fed."""
     import matplotlib as mpl
 
@@ -321,8 +340,9 @@ def draw(curves: Mapping[str, Sequence[Sequence[float]]], distances: Sequence[Se
         left.plot(steps, np.mean(seeds, axis=0), color=f"C{colour}", linewidth=2, label=f"{name} ({len(seeds)} seeds)")
     left.set(xlabel="step", ylabel="reward of the batch")
     left.legend()
-    for number, gaps in enumerate(distances):
-        right.semilogy(range(1, len(gaps) + 1), gaps, label=f"seed {number}")
+    for number, (gaps, twins) in enumerate(distances):
+        right.semilogy(range(1, len(gaps) + 1), gaps, color=f"C{number}", label=f"seed {number}")
+        right.semilogy(range(1, len(twins) + 1), twins, color=f"C{number}", linestyle=":", label=f"seed {number}, TRL and its twin")
     right.set(xlabel="step", ylabel="fed the same: weights apart / way they came")
     right.legend()
     for axis in (left, right):
