@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 # One batch is one transaction: large enough for a step of groups, small enough that a pause of the run is obeyed at once.
 _MAX_BATCH = 64
 # Pauses between two queries of the workers' offsets while the window is full; longer where a step, and so a group, takes long.
-_FULL_LEAST_S, _FULL_MOST_S, _FULL_LONGEST_S = 0.1, 0.5, 2.0
+_FULL_LEAST_S, _FULL_MOST_S, _FULL_LONGEST_S = 0.02, 0.2, 2.0
 _LOOKS_A_STEP = 100
 _IDLE_S = 0.25
 # Pause between two searches for lost requests: they are few, and no step waits for a particular one.

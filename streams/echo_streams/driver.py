@@ -23,6 +23,7 @@ from faust.transport.drivers import aiokafka as driver
 from mode.services import WaitResults
 
 from echo_bus.client.kafka_errors import replaced
+from echo_bus.client.profiles import GATHERING_WAIT_MS
 from echo_bus.clock import SystemClock
 from echo_bus.group.replacements import Replacements
 from echo_schemas.headers import Header
@@ -31,7 +32,7 @@ from echo_streams.lenient_records import LenientRecords
 
 # aiokafka has one fetch per broker under way, which asks only for partitions whose records are all handed on. While it waits for an empty
 # partition, the others' new records wait too: 1.5 s in Faust's setting, the age of a whole batch of trajectories.
-FETCH_WAIT_MS = 100
+FETCH_WAIT_MS = GATHERING_WAIT_MS
 # As `request.timeout.ms` of our other producers. A batch that is therefore sent twice makes duplicate rewards, which the learner ignores.
 PRODUCE_ANSWER_MS = 4_000
 
@@ -46,10 +47,10 @@ class ConsumerThread(driver.AIOKafkaConsumerThread):
     def _create_worker_consumer(self, transport: driver.Transport) -> AIOKafkaConsumer:
         consumer = super()._create_worker_consumer(transport)
         # Faust has no settings for these; the fetcher reads them when the consumer starts.
-        app = cast("App", transport.app)
-        consumer._fetch_min_bytes, consumer._fetch_max_wait_ms = app.fetch_min_bytes, app.fetch_wait_ms  # noqa: SLF001  see above
+        consumer._fetch_max_wait_ms = FETCH_WAIT_MS  # noqa: SLF001  see above
+        consumer._fetch_min_bytes = cast("App", transport.app).fetch_min_bytes  # noqa: SLF001  see above
         consumer._isolation_level = "read_committed"  # noqa: SLF001  see above
-        _watch_answers(consumer._client, "consumer", app)  # noqa: SLF001  see above
+        _watch_answers(consumer._client, "consumer", cast("App", transport.app))  # noqa: SLF001  see above
         return consumer
 
     def _stopped_set(self) -> None:
@@ -163,8 +164,8 @@ class Transport(driver.Transport):
 class App(faust.App):
     """Makes no folders, which Faust uses for tables only."""
 
-    fetch_min_bytes, fetch_wait_ms = 1, FETCH_WAIT_MS
-    """Bytes that a fetch waits for, and milliseconds that it does so at most."""
+    fetch_min_bytes = 1
+    """Bytes that a fetch waits for, `FETCH_WAIT_MS` at most."""
     on_throttle: Callable[[str, float], None] = staticmethod(lambda _kind, _seconds: None)
     """Called with the kind of client (`producer`, `consumer`) that a quota held back, and the seconds; on any thread."""
     on_commit: Callable[[bool], None] = staticmethod(lambda _is_accepted: None)

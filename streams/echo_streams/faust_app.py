@@ -26,7 +26,7 @@ from faust.exceptions import FaustError
 
 from echo_bus.client.cluster import RawMessage
 from echo_bus.client.kafka_errors import refused
-from echo_bus.client.profiles import GATHERING_MIN_BYTES, GATHERING_WAIT_MS
+from echo_bus.client.profiles import GATHERING_MIN_BYTES
 from echo_bus.clock import Clock, Deadline
 from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, NotAuthorized, TransportError
 from echo_bus.requests.dispatch import PartitionWork
@@ -380,7 +380,6 @@ def _faust_app(options: AppOptions) -> Any:
         app.on_throttle = options.on_throttle
     if options.on_commit is not None:
         app.on_commit = options.on_commit
-    if options.gather:
-        app.fetch_min_bytes, app.fetch_wait_ms = GATHERING_MIN_BYTES, GATHERING_WAIT_MS
+    app.fetch_min_bytes = GATHERING_MIN_BYTES if options.gather else 1
     app.transport = Transport(app.conf.broker_consumer, app)
     return app

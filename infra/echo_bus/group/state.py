@@ -35,7 +35,7 @@ class LoopLimits:
     batch_size: int = 100
     busy_retry_s: float = 0.05
     # Short, because the lag of `requests` counts as outstanding work.
-    commit_interval_s: float = 0.5
+    commit_interval_s: float = 0.2
     drain_s: float = 30.0
 
     def __post_init__(self) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 from urllib.error import HTTPError
 
 from echo_bus.bus import Bus
-from echo_bus.client.profiles import OBSERVER
 from echo_bus.clock import MAX_CLOCK_ERROR_MS, Deadline
 from echo_bus.errors import TransportError
 from echo_bus.message import Message
@@ -78,7 +77,7 @@ class Observer:
 
     def start(self, bus: Bus) -> None:
         """Begin to follow. Raises TransportError."""
-        self._reader = reader = bus.reader(_TOPICS, profile=OBSERVER)
+        self._reader = reader = bus.reader(_TOPICS)
         since = reader.offsets_at(max(0, self._view.started_ms - MAX_CLOCK_ERROR_MS))
         reader.start({place: offset for place, offset in since.items() if place[0] in _HISTORY})
         self._bus = bus

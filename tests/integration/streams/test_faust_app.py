@@ -388,7 +388,7 @@ def test_the_client_waits_little_for_empty_partitions_and_reads_what_was_committ
     ours, plain = asyncio.run(run())
     assert vars(ours).keys() == vars(plain).keys()
     assert (ours._fetch_min_bytes, plain._fetch_min_bytes) == (profiles.GATHERING_MIN_BYTES, 1)
-    assert (ours._fetch_max_wait_ms, ours._isolation_level) == (profiles.GATHERING_WAIT_MS, "read_committed")
+    assert (ours._fetch_max_wait_ms, ours._isolation_level) == (driver.FETCH_WAIT_MS, "read_committed")
     assert ours._group_instance_id == "r1"
     assert (plain._fetch_max_wait_ms, plain._isolation_level) == (1500, "read_uncommitted")
 
