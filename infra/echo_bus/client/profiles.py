@@ -66,7 +66,7 @@ _PRODUCER_BASE = _frozen(
 )
 
 # Many records: fill batches, and block the caller while the buffer is full. With 20 ms instead of 5 the broker handles a third fewer
-# requests. With 100 ms, and readers that gather for 250, it handles another quarter fewer, but a learner of short steps waits twice as long.
+# requests; with 100 ms, and readers that gather for 250, another quarter fewer, but then a learner of short steps waits twice as long.
 PRODUCER_THROUGHPUT = _frozen(
     FAILOVER, _PRODUCER_BASE, linger_ms=20, batch_size=1_000_000, compression_codec="lz4", queue_buffering_max_kbytes=65_536
 )
