@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from prometheus_client import PlatformCollector, ProcessCollector, generate_latest
 
+from echo_bus.clock import Deadline
 from echo_bus.metrics import BusMetrics
 from echo_learner.metrics import LearnerMetrics
 from echo_runtime.server import Check, MetricsServer, exposition
@@ -99,8 +100,12 @@ def test_a_scraper_that_left_is_no_error(server: MetricsServer, capfd: pytest.Ca
 
 
 def scrape(server: MetricsServer) -> None:
+    """As Prometheus; returns once the server has noted it, which it does after its answer."""
+    before_s, deadline = server._scraped_s, Deadline.after(60.0)
     asked = urllib.request.Request(server.url + "/metrics", headers={"X-Prometheus-Scrape-Timeout-Seconds": "1"})
     urllib.request.urlopen(asked, timeout=60).close()
+    while server._scraped_s == before_s:
+        assert not deadline.expired(), "the scrape is not noted"
 
 
 def test_who_fails_waits_until_prometheus_has_asked_once_more(server: MetricsServer) -> None:
