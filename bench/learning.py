@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -42,11 +43,13 @@ def run_cell(cell: Cell, cells: Path, work: Path) -> Result:
     folder = work / cell.name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    core_s = _core_s()
     began, began_s = _others_s(), time.monotonic()
     result = (run_colocated if cell.is_colocated else run_pipeline)(cell, folder.resolve(), _PATIENCE_S)
     others = (_others_s() - began) / (time.monotonic() - began_s)
     ended = time.strftime("%Y-%m-%d %H:%M")
-    conditions = {"others": round(others, 2), "cores": os.cpu_count(), "ended": ended, "commit": _commit()}
+    core_s = round((core_s + _core_s()) / 2, 3)
+    conditions = {"others": round(others, 2), "core_s": core_s, "cores": os.cpu_count(), "ended": ended, "commit": _commit()}
     write_result(cells / f"{cell.name}.json", result, conditions)
     shutil.rmtree(folder)
     return result
@@ -59,6 +62,18 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except FileNotFoundError:
         return ""
+
+
+def _core_s() -> float:
+    """Seconds of three million turns of a loop, the median of five: how fast a core is now."""
+    return statistics.median(_turns_s() for _ in range(5))
+
+
+def _turns_s() -> float:
+    started_s = time.perf_counter()
+    for _ in range(3_000_000):
+        pass
+    return time.perf_counter() - started_s
 
 
 def _others_s() -> float:

@@ -12,6 +12,8 @@ from laboratory.matrix import FINAL, HELD_OUT
 
 QUIET_CORES = 0.2
 """With more work of others, a cell's seconds say nothing about its condition."""
+SAME_CORES = 1.1
+"""Shared cores change their speed within an hour. Cells on cores that differ by more are not compared by their seconds."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,17 @@ class Result:
     def is_timed(self) -> bool:
         """Whether its seconds are its own: others took at most `QUIET_CORES`."""
         return self.others is not None and self.others <= QUIET_CORES
+
+    @property
+    def core_s(self) -> float | None:
+        """Seconds of a loop that was timed before and after it: how fast the cores were. None in files of an earlier laboratory."""
+        return self.facts.get("core_s")
+
+    def is_timed_like(self, other: Result) -> bool:
+        """Whether both may be compared by seconds: neither had others beside it, and the cores were as fast (`SAME_CORES`)."""
+        if not (self.is_timed and other.is_timed and self.core_s and other.core_s):
+            return False
+        return max(self.core_s, other.core_s) <= SAME_CORES * min(self.core_s, other.core_s)
 
     def held_out(self) -> list[Evaluated]:
         """The held-out evaluations by version."""

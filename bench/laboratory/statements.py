@@ -122,14 +122,10 @@ def findings(runs: Runs) -> list[Finding]:
             found.append(Finding(letter=letter, claim=claim, said=said, tested=check_less(values, bound)))
 
     def faster(letter: str, claim: str, pair: tuple[str, str], share: float) -> None:
-        less(
-            letter,
-            claim,
-            f"ln of the wall time of {pair[0]} over that of {pair[1]}, below ln {share:g}",
-            pair,
-            _log_seconds,
-            math.log(share),
-        )
+        values = [math.log(one.train_s / other.train_s) for one, other in _pairs(runs, pair) if one.is_timed_like(other)]
+        if len(values) >= 2:
+            said = f"ln of the wall time of {pair[0]} over that of {pair[1]}, below ln {share:g}"
+            found.append(Finding(letter=letter, claim=claim, said=said, tested=check_less(values, math.log(share))))
 
     equal("a", "sequential learns as co-located does", (SEQUENTIAL, CO_LOCATED), 0.03)
     for budget in (3, 6, 11):
@@ -158,11 +154,6 @@ def _accuracy(result: Result) -> float:
     return result.final
 
 
-def _log_seconds(result: Result) -> float:
-    """NaN if other work took the cores."""
-    return math.log(result.train_s) if result.is_timed else math.nan
-
-
 def _largest_fall(result: Result) -> float:
     """The largest fall of the mean reward over ten steps below an earlier one."""
     rewards, highest, fall = result.curve.reward, 0.0, 0.0
@@ -174,10 +165,14 @@ def _largest_fall(result: Result) -> float:
 
 
 def _paired(runs: Runs, pair: tuple[str, str], of: Measure) -> list[float]:
-    """The differences for the common seeds, without those that are not a number."""
+    """The differences for the common seeds."""
+    return [of(one) - of(other) for one, other in _pairs(runs, pair)]
+
+
+def _pairs(runs: Runs, pair: tuple[str, str]) -> list[tuple[Result, Result]]:
+    """The results of both conditions for the common seeds."""
     first, second = (runs.get(name, {}) for name in pair)
-    found = [of(first[seed]) - of(second[seed]) for seed in sorted(first.keys() & second.keys())]
-    return [value for value in found if not math.isnan(value)]
+    return [(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
 
 
 def mean_and_error(values: Iterable[float]) -> tuple[float, float]:

@@ -24,7 +24,9 @@ _SETS = tuple(tomllib.loads(_MATRIX.read_text(encoding="utf-8"))["sets"])
 _CONDITIONS = tuple(tomllib.loads(_MATRIX.read_text(encoding="utf-8"))["conditions"])
 
 
-def result(final: float, *, seconds: float = 60.0, others: float = 0.1, rewards: tuple[float, ...] = (0.2, 0.4)) -> Result:
+def result(
+    final: float, *, seconds: float = 60.0, others: float = 0.1, core_s: float = 0.1, rewards: tuple[float, ...] = (0.2, 0.4)
+) -> Result:
     curve = Curve()
     for index, reward in enumerate(rewards):
         curve.add(index + 1, 1000 + seconds * index / (len(rewards) - 1), 512, reward, 1.0)
@@ -32,7 +34,7 @@ def result(final: float, *, seconds: float = 60.0, others: float = 0.1, rewards:
         Evaluated(name=HELD_OUT, version=0, mean=0.2, stderr=0.02),
         Evaluated(name=FINAL, version=len(rewards), mean=final, stderr=0.01),
     ]
-    facts = {"max_staleness": 2, "dropped": 1, "others": others}
+    facts = {"max_staleness": 2, "dropped": 1, "others": others, "core_s": core_s}
     return Result(outcome="finished", wall_s=90.0, curve=curve, evaluated=evaluated, facts=facts)
 
 
@@ -183,6 +185,16 @@ def test_seconds_beside_other_work_are_neither_shown_nor_compared() -> None:
     former.facts.pop("others")
     assert not former.is_timed
     assert "| not measured |" in tables({"reverse-digits": {"s3": {0: former}}})
+
+
+def test_seconds_on_cores_of_another_speed_are_not_compared() -> None:
+    sequential = {seed: result(0.8, seconds=100, core_s=0.1) for seed in range(3)}
+    slow = {0: result(0.8, seconds=50, core_s=0.1), 1: result(0.8, seconds=51, core_s=0.105), 2: result(0.8, seconds=150, core_s=0.3)}
+    (found,) = (each for each in findings({"sequential": sequential, "s3": slow}) if each.claim == "in 0.77 of its time")
+    assert (found.tested.num, found.tested.verdict) == (2, Verdict.HOLDS)
+    # An earlier laboratory did not say how fast they were.
+    slow[0].facts.pop("core_s")
+    assert not [each for each in findings({"sequential": sequential, "s3": slow}) if each.claim == "in 0.77 of its time"]
 
 
 def test_a_fall_of_the_reward_counts_as_unstable() -> None:
