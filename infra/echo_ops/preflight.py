@@ -53,6 +53,8 @@ from echo_tasks.task import Prompt
 _REACH_S = 3.0
 _CALL_S = 3.0
 _GIB = 1 << 30
+# Of an update. With four whole groups the laboratory saw less learnt, with sixteen no difference: docs/learning.md.
+_MANY_GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,11 @@ def _loss(settings: Settings) -> Iterator[Problem]:
     loss = parse_loss(settings.learner.loss, settings.learner.loss_options)
     if isinstance(loss, CustomLoss) and not callable(import_object(loss.path)):
         yield Problem(f"[learner] loss {loss.path!r} is no function.")
+    learner = settings.learner
+    groups = learner.groups_per_step // learner.updates_per_step
+    if learner.updates_per_step > 1 and learner.split == "groups" and groups < _MANY_GROUPS:
+        message = f"An update gets {groups} whole groups; where it was tried, so few taught less than samples of all groups of the step."
+        yield Problem(message, 'Try [learner] split = "samples", or more groups_per_step.', is_note=True)
     if settings.learner.deepspeed:
         try:
             json.loads(Path(settings.learner.deepspeed).read_text(encoding="utf-8"))

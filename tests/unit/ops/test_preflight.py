@@ -262,3 +262,12 @@ def test_keys_that_are_missing_are_said_before_anything_starts(tmp_path: Path) -
     assert said(keys=str(tmp_path), signatures="required", signers=str(tmp_path / "signers.toml")) == []
     (note,) = said(signatures="required", signers=str(tmp_path / "signers.toml"))
     assert "keys names no folder" in note
+
+
+@pytest.mark.parametrize(
+    ("groups", "updates", "split", "is_told"),
+    [(16, 4, "groups", True), (16, 4, "samples", False), (64, 4, "groups", False), (4, 1, "groups", False)],
+)
+def test_few_whole_groups_an_update_are_a_note(settings: Any, groups: int, updates: int, split: str, *, is_told: bool) -> None:
+    found = notes(settings(learner={"groups_per_step": groups, "updates_per_step": updates, "split": split}))
+    assert any("whole groups" in note for note in found) is is_told
