@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import uuid
@@ -55,6 +56,9 @@ _ENGINE_S = 900.0
 _JVM = Jvm(jit=Jit.QUICK)
 # Runs that a test starts share the cores with those of other tests: bound to the same one, they would leave another idle.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+# A shell's background job ignores Ctrl-C, and so would every command that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _session = uuid.uuid4().hex[:8]
 _counter = itertools.count(1)
 
