@@ -163,11 +163,17 @@ def _offsets(consumer: RawConsumer, places: Sequence[tuple[str, int]], which: in
             return {(answer.topic, answer.partition): answer.offset for answer in found}
         except KafkaException as exc:
             error, where = exc.args[0], ", ".join(sorted({physical for physical, _ in places}))
-            if error.code() not in _PASSING or deadline.expired():
-                if error.code() in _UNKNOWN_HERE:
-                    # The client forgets topics while no broker answers.
-                    for physical in {physical for physical, _ in places}:
-                        num_partitions(consumer, physical, _ASK_AGAIN_S)
+            forgotten = error.code() in _UNKNOWN_HERE and _exist(consumer, places)
+            if (error.code() not in _PASSING and not forgotten) or deadline.expired():
                 # Missing: removed after its partitions were counted.
                 raise (missing(where, error) if error.code() in MISSING else translate(exc, where)) from exc
             time.sleep(_AGAIN_S)
+
+
+def _exist(consumer: RawConsumer, places: Sequence[tuple[str, int]]) -> bool:
+    """Whether the cluster has these partitions: a client forgets topics while no broker answers, and learns of new ones piece by piece.
+
+    Raises TopicMissing, ClusterUnreachable, NotAuthorized.
+    """
+    counts = {physical: num_partitions(consumer, physical, _ASK_AGAIN_S) for physical in {physical for physical, _ in places}}
+    return all(partition < counts[physical] for physical, partition in places)

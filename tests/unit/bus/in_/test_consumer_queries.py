@@ -59,6 +59,21 @@ def test_a_leader_that_has_just_been_elected_is_asked_again(code: int) -> None:
     assert end_offsets(client, [(TOPIC, 1)]) == {(TOPIC, 1): 7}
 
 
+@pytest.mark.parametrize("code", [KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC])
+def test_a_topic_that_the_client_does_not_know_yet_is_asked_for_again(code: int) -> None:
+    """As right after it was created: the cluster names its partitions, and the client's own table lacks them for a moment."""
+    client: Any = Client(2, code)
+    client.list_topics = lambda topic, timeout: SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None, 1: None}, error=None)})
+    assert end_offsets(client, [(TOPIC, 1)]) == {(TOPIC, 1): 7}
+
+
+def test_a_partition_that_the_topic_does_not_have_is_missing() -> None:
+    client: Any = Client(1_000, KafkaError._UNKNOWN_PARTITION)
+    client.list_topics = lambda topic, timeout: SimpleNamespace(topics={topic: SimpleNamespace(partitions={0: None}, error=None)})
+    with pytest.raises(TopicMissing, match=r"unit\.drops does not exist"):
+        end_offsets(client, [(TOPIC, 1)])
+
+
 @pytest.mark.parametrize(("code", "timeout_s"), [(KafkaError._UNKNOWN_PARTITION, 30.0), (KafkaError.UNKNOWN_TOPIC_OR_PART, 0.0)])
 def test_a_topic_that_was_removed_meanwhile_is_missing(code: int, timeout_s: float) -> None:
     """As while a run is removed and its runs are listed."""
