@@ -1,6 +1,7 @@
 """The groups in hand: each is one task, which owns its request from acceptance to commit.
 
     accepted ─▶ admitted: weights, room, note ─▶ generated ─▶ published ─▶ answered, if asked ─▶ committed, or a dead letter
+        │                       └─ its partition goes: given up
         └───────── cancelled or failed on the way: handed back, so that the request is delivered again
 
 On the worker's asyncio loop alone.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -63,7 +64,7 @@ class GroupWork:
     on_error: Callable[[BaseException], None]
 
     def __post_init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Work] = {}
         self._generating: set[asyncio.Task[None]] = set()
         self._draining = False
 
@@ -73,8 +74,17 @@ class GroupWork:
             self._hand_back(work)
             return
         task = asyncio.get_running_loop().create_task(self._own(work))
-        self._tasks.add(task)
+        self._tasks[task] = work
         task.add_done_callback(self._ended)
+
+    def drop(self, moved: Sequence[Work]) -> None:
+        """End the tasks of requests that the intake has given up, so that they take no room."""
+        gone = frozenset(moved)
+        for task, work in list(self._tasks.items()):
+            if work in gone:
+                task.cancel()
+        for _ in moved:
+            self._count(Ending(outcome=GroupEnd.ABANDONED))
 
     async def drain(self, *, finish_s: float, acknowledge_s: float) -> None:
         """Begin no more groups. Those that generate have `finish_s` to end; those that are being published have `acknowledge_s` more.
@@ -90,7 +100,7 @@ class GroupWork:
         # Only groups that wait for their acknowledgement are left.
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=acknowledge_s)
-        await self._cancel(self._tasks)
+        await self._cancel(set(self._tasks))
 
     def resume(self) -> None:
         """Groups are begun again: the worker was on standby and takes requests."""
@@ -104,7 +114,7 @@ class GroupWork:
             await asyncio.wait(cancelled)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        self._tasks.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.on_error(error)
 
@@ -143,7 +153,7 @@ class GroupWork:
         if closed is not None:
             return closed
         try:
-            if not await self.notes.noted(work.where):
+            if not await self.notes.noted(work.where) or not self.intake.begins(work):
                 raise asyncio.CancelledError
             made = await self._generate(work)
         except TransportError:
@@ -187,10 +197,8 @@ class GroupWork:
         return ending
 
     def _hand_back(self, work: Work) -> None:
-        if work.asked is not None:
-            self.receipts.abandon(work.asked)
-        self.intake.handed_back(work, blamed=self.notes.blames)
-        self._count(Ending(outcome=GroupEnd.ABANDONED))
+        if self.intake.handed_back(work, blamed=self.notes.blames):
+            self._count(Ending(outcome=GroupEnd.ABANDONED))
 
     def _count(self, ending: Ending) -> None:
         metrics = self.metrics

@@ -1,7 +1,10 @@
 """What a worker does with a request that arrives: refuse it for good, put it off, take it in hand, or answer it as it did before.
 
-Threads: the consumer loop calls from its one worker thread; any thread may call `done` and `handed_back`. Nothing blocks for longer than a
-chat template takes, except `done` with a dead letter while the publisher's buffer is full.
+A partition that goes to another worker takes along its requests that the engine has not begun: only the new owner does them. Groups that
+are begun are finished and published, and the new owner makes them again: the learner takes the attempt that is whole first.
+
+Threads: the consumer loop calls from its one worker thread, and `keep` from its poll thread; any thread may call the rest. Nothing blocks
+for longer than a chat template takes, except `done` with a dead letter while the publisher's buffer is full.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -97,6 +100,7 @@ class RequestIntake:
         self._num_early = num_early
         self._lock = threading.Lock()
         self._in_hand: dict[Coordinates, Work] = {}
+        self._begun: set[Coordinates] = set()
         self._over: OrderedDict[Coordinates, tuple[str, int]] = OrderedDict()
         self._alone: Coordinates | None = None
         self._alone_until: Deadline | None = None
@@ -171,6 +175,25 @@ class RequestIntake:
             work.repeats.append(completion)
         return Accepted(completion)
 
+    def begins(self, work: Work) -> bool:
+        """Call before the engine gets `work`. False if it is not in hand any more: it went to another worker with its partition."""
+        with self._lock:
+            if self._in_hand.get(work.where) is not work:
+                return False
+            self._begun.add(work.where)
+            return True
+
+    def keep(self, partitions: Set[int]) -> list[Work]:
+        """Give up the requests of all other partitions that are not begun, and return them. Call it before a partition can come back."""
+        with self._lock:
+            moved = [work for where, work in self._in_hand.items() if where.partition not in partitions and where not in self._begun]
+            for work in moved:
+                self._forget(work)
+        for work in moved:
+            self._record.end(work.where)
+            self._abandon(work)
+        return moved
+
     def done(self, work: Work, refused: Invalid | None = None) -> None:
         """The group has ended, and its offset may be committed; `refused`: why it becomes a dead letter."""
         self._record.end(work.where)
@@ -179,21 +202,35 @@ class RequestIntake:
             self._over[work.where] = (work.request.group_id, work.request.issued_ms)
             while len(self._over) > _REMEMBERED:
                 self._over.popitem(last=False)
-        for completion in (work.completion, *self._out_of_hand(work)):
-            completion.done(refused)
+            was_in_hand = self._forget(work)
+        if was_in_hand:
+            for completion in (work.completion, *work.repeats):
+                completion.done(refused)
 
-    def handed_back(self, work: Work, *, blamed: bool) -> None:
-        """The group is given up, and its request is delivered again. `blamed`: the request may be why the worker ends."""
+    def handed_back(self, work: Work, *, blamed: bool) -> bool:
+        """The group is given up, and its request is delivered again. `blamed`: the request may be why the worker ends. Returns whether it
+        was in hand."""
+        with self._lock:
+            if not self._forget(work):
+                return False
         if not blamed:
             self._record.end(work.where)
-        self._out_of_hand(work)
+        self._abandon(work)
+        return True
 
-    def _out_of_hand(self, work: Work) -> tuple[Completion, ...]:
-        with self._lock:
-            self._in_hand.pop(work.where, None)
-            if self._alone == work.where:
-                self._alone = self._alone_until = None
-            return tuple(work.repeats)
+    def _forget(self, work: Work) -> bool:
+        """Whether it was in hand until now. Call it with the lock."""
+        if self._in_hand.get(work.where) is not work:
+            return False
+        del self._in_hand[work.where]
+        self._begun.discard(work.where)
+        if self._alone == work.where:
+            self._alone = self._alone_until = None
+        return True
+
+    def _abandon(self, work: Work) -> None:
+        if work.asked is not None and self._receipts is not None:
+            self._receipts.abandon(work.asked)
 
     def forgive(self) -> None:
         """The worker ends in good order: requests in hand are handed back, and none of them counts a death."""

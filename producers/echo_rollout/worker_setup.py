@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Coroutine
 from contextlib import ExitStack, closing
@@ -12,7 +13,7 @@ from typing import Any
 
 from echo_bus.client.publisher import Publisher
 from echo_bus.group.consumer import ConsumerLoop
-from echo_bus.group.state import LoopLimits
+from echo_bus.group.state import LoopLimits, PartitionKey
 from echo_bus.reading.view import CompactedView
 from echo_bus.requests.dispatch import WORKERS_GROUP
 from echo_bus.requests.request_reply import ReplyServer
@@ -37,6 +38,8 @@ from echo_rollout.worker_parts import WorkerParts
 from echo_schemas.records import Purpose, WeightManifest
 from echo_schemas.topics import REPLIES, REQUESTS, weights_key
 from echo_tasks.task import Task
+
+logger = logging.getLogger(__name__)
 
 # Shares of [run] drain_s: to finish groups in hand, then to wait until the log has acknowledged them. The rest is for leaving the group,
 # closing the engine and ending the interpreter.
@@ -128,40 +131,40 @@ def open_crew(
         clock=parts.clock,
         on_error=failing.note,
     )
-    membership = _open_membership(parts, intake, notes, holding, heartbeat, publisher, failing)
+    membership = _open_membership(parts, groups, publisher, failing)
     return WorkerCrew(intake=intake, holding=holding, notes=notes, groups=groups, membership=membership)
 
 
-def _open_membership(
-    parts: WorkerParts,
-    intake: RequestIntake,
-    notes: InHandNotes,
-    holding: Holding,
-    heartbeat: WorkerHeartbeat,
-    publisher: Publisher,
-    failing: Failing,
-) -> Membership:
+def _open_membership(parts: WorkerParts, groups: GroupWork, publisher: Publisher, failing: Failing) -> Membership:
     """`publisher`: for dead letters. Each stay in the group has a consumer loop of its own."""
     settings = parts.settings
+
+    def has(keys: frozenset[PartitionKey]) -> None:
+        """On the poll thread: the worker has these partitions from now on."""
+        partitions = {partition for _, partition in keys}
+        groups.heartbeat.has(partitions)
+        if moved := groups.intake.keep(partitions):
+            logger.info("%d requests that had not begun went with their partitions to another worker", len(moved))
+            failing.on_loop(lambda: groups.drop(moved))
 
     def open_loop() -> ConsumerLoop:
         loop = parts.bus.consumer(
             [REQUESTS],
             WORKERS_GROUP,
-            intake,
+            groups.intake,
             publisher,
             next_generation=settings.kafka.group_protocol == "consumer",
             static_member=parts.worker_id,
             is_prompt=settings.coordinator.enabled,
             limits=LoopLimits(drain_s=(FINISH_SHARE + ACKNOWLEDGE_SHARE) * settings.run.drain_s, busy_retry_s=_BUSY_RETRY_S),
         )
-        loop.keep_notes(notes)
-        loop.on_assignment(lambda keys: heartbeat.has(partition for _, partition in keys))
+        loop.keep_notes(groups.notes)
+        loop.on_assignment(has)
         return loop
 
     membership = Membership(open_loop, may_join=parts.may_join, on_error=failing.note)
-    notes.changed = membership.commit_soon
-    holding.on_early = membership.offer_again
+    groups.notes.changed = membership.commit_soon
+    groups.holding.on_early = membership.offer_again
     return membership
 
 

@@ -19,7 +19,7 @@ from echo_schemas.records import ChatMessage, Purpose, ReplyOutcome, RolloutRepl
 from echo_schemas.topics import REPLIES, REQUESTS
 from tests.unit.rollout.conftest import MakeSwarm
 from tests.unit.rollout.swarm import RUN, WAIT_S, GatedEngine, Swarm, wait_until
-from tests.unit.rollout.test_requests import committed, dead_letters
+from tests.unit.rollout.test_requests import NotingEngine, committed, dead_letters, group_of, num_noted
 
 pytestmark = pytest.mark.slow
 
@@ -198,6 +198,28 @@ def test_a_worker_that_stops_in_the_middle_answers_nothing_and_another_does(make
     swarm.start_worker(ScriptedEngine(), "w1")
     reply = the_reply(swarm, cluster)
     assert (reply.worker_id, reply.outcome) == ("w1", ReplyOutcome.DONE)
+
+
+def test_requests_whose_partition_goes_and_comes_back_are_generated_and_answered_once(
+    make_swarm: MakeSwarm, cluster: MemoryCluster
+) -> None:
+    swarm = make_swarm(rollout={"groups_in_flight": 4}, run={"name": RUN, "drain_s": 0.2})
+    swarm.publish_version(0)
+    first, second = NotingEngine(), NotingEngine()
+    swarm.start_worker(first, "w0")
+    group = group_of(swarm, cluster)
+    for seq in range(8):
+        ask(swarm, swarm.request(seq, prompt_token_ids=pack_tokens([1, 2, 3 + seq])), f"c-{seq}", partition=seq % 4)
+    wait_until(lambda: first.num_running == 5 and num_noted(group) == 8, "five groups in the engine, and three that wait for room")
+    other = swarm.start_worker(second, "w1")
+    wait_until(lambda: second.num_running == 4, "the second worker to begin what lies in its partitions")
+    other.stop()
+    wait_until(lambda: [len(member.owned) for member in group.members] == [4], "the partitions to come back")
+    first.gate.set()
+    wait_until(lambda: len(replies(swarm, cluster)) == 8, "all answers")
+    wait_until(lambda: committed(swarm, cluster) == dict.fromkeys(range(4), 2), "all requests to be committed")
+    assert sorted(reply.correlation for reply in replies(swarm, cluster)) == [f"c-{seq}" for seq in range(8)]
+    assert {len({record.attempt for record in members}) for members in swarm.groups().values()} == {1}
 
 
 def test_other_purposes_are_answered_alike(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:

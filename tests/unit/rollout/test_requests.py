@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,11 @@ def group_of(swarm: Swarm, cluster: MemoryCluster) -> Group:
 def committed(swarm: Swarm, cluster: MemoryCluster) -> dict[int, int]:
     """Offsets by partition of `requests`."""
     return {partition: offset for (_, partition), (offset, _) in group_of(swarm, cluster).committed.items()}
+
+
+def num_noted(group: Group) -> int:
+    """How many requests the notes beside the offsets name as in hand."""
+    return sum(len(json.loads(note)["in_hand"]) for _, note in group.committed.values() if note)
 
 
 def dead_letters(swarm: Swarm, cluster: MemoryCluster) -> list[dict[str, bytes]]:
@@ -82,6 +88,43 @@ def test_a_worker_that_joins_takes_part_of_the_work_of_one_that_is_slow(make_swa
     wait_until(lambda: any(record.worker_id == "w1" for record in swarm.trajectories()), "the second worker's first group")
     stuck.gate.set()
     wait_until(lambda: len(swarm.groups()) == 8, "all groups")
+
+
+class NotingEngine(GatedEngine):
+    """Notes the prompts that it begins."""
+
+    def __init__(self, **script: Any) -> None:
+        super().__init__(**script)
+        self.begun: set[tuple[int, ...]] = set()
+
+    async def generate(self, prompt: Sequence[int], n: int, sampling: Sampling) -> list[Generation]:
+        self.begun.add(tuple(prompt))
+        return await super().generate(prompt, n, sampling)
+
+
+def test_only_the_new_owner_of_a_partition_does_its_requests_that_had_not_begun(make_swarm: MakeSwarm, cluster: MemoryCluster) -> None:
+    swarm = make_swarm(rollout={"groups_in_flight": 4})
+    swarm.publish_version(0)
+    first, second = NotingEngine(), NotingEngine()
+    second.gate.set()
+    swarm.start_worker(first, "w0")
+    group = group_of(swarm, cluster)
+    wait_until(lambda: [len(member.owned) for member in group.members] == [4], "the first worker to have all partitions")
+    for seqs in (range(5), range(5, 8)):
+        for seq in seqs:
+            swarm.ask(swarm.request(seq, prompt_token_ids=pack_tokens([1, 2, 3 + seq])), partition=seq % 4)
+        wait_until(lambda: first.num_running == 5, "five groups in the first engine")
+    wait_until(lambda: num_noted(group) == 8, "three more to wait for room; every two partitions have one of them")
+    begun = set(first.begun)
+    swarm.start_worker(second, "w1")
+    wait_until(lambda: [len(member.owned) for member in group.members] == [2, 2], "each worker to have half of the partitions")
+    wait_until(lambda: len(second.begun) == 4, "the second worker to do what lies in its partitions")
+    first.gate.set()
+    wait_until(lambda: len(first.begun | second.begun) == 8 and not first.num_running, "all groups")
+    swarm.ask(swarm.request(8))
+    wait_until(lambda: len(swarm.groups()) == 9, "a group that was asked for later")
+    assert second.begun - begun, "some had not begun"
+    assert first.begun & second.begun <= begun, "the first worker began nothing whose partition had gone"
 
 
 def test_a_worker_that_is_told_to_stop_publishes_and_commits_the_groups_that_the_engine_finishes(
