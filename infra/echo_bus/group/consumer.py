@@ -54,6 +54,8 @@ _METADATA_S = 10.0
 _LAG_INTERVAL_S = 5.0
 # For telling the group that a static member leaves; without it the partitions wait for the end of the session.
 _LEAVE_S = 2.0
+# While partitions move the group refuses commits of the members before.
+_REBALANCING = frozenset({KafkaError.REBALANCE_IN_PROGRESS, KafkaError.ILLEGAL_GENERATION})
 # A commit for every message would cost the broker more than the message.
 _SOON_S = 0.05
 
@@ -269,7 +271,9 @@ class ConsumerLoop:
             self._metrics.commits.labels(self._group, "committed").inc()
             return
         self._metrics.commits.labels(self._group, "failed").inc()
-        logger.warning("%s: offsets were not committed: %s", self._group, error or [partition.error for partition in partitions])
+        why = error or next(partition.error for partition in partitions if partition.error is not None)
+        level = logging.INFO if why.code() in _REBALANCING else logging.WARNING
+        logger.log(level, "%s: offsets were not committed, the next commit repeats them: %s: %s", self._group, why.name(), why.str())
         for partition in partitions:
             state = self._assignment.get((partition.topic, partition.partition))
             if state is not None:

@@ -172,6 +172,15 @@ def test_commits_that_fail_are_tried_again(bench: Bench) -> None:
     assert bench.value("commits_total", group=GROUP, outcome="failed") == 2
 
 
+@pytest.mark.parametrize(("code", "level"), [(KafkaError.ILLEGAL_GENERATION, "INFO"), (KafkaError.COORDINATOR_NOT_AVAILABLE, "WARNING")])
+def test_a_commit_that_a_rebalance_refuses_is_no_warning(bench: Bench, caplog: pytest.LogCaptureFixture, code: int, level: str) -> None:
+    caplog.set_level("INFO")
+    error = KafkaError(code)
+    bench.loop(lambda message: ACCEPTED)._on_commit(error, [])
+    (line,) = [record for record in caplog.records if "were not committed" in record.message]
+    assert (line.levelname, error.name() in line.message) == (level, True)
+
+
 def test_a_handler_that_does_not_return_is_left_behind_at_the_deadline(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     started, gate = threading.Event(), threading.Event()
 
