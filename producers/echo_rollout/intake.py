@@ -157,9 +157,10 @@ class RequestIntake:
             logger.exception("The prompt of %s cannot be prepared", request.group_id, extra={"group": request.group_id})
             return Invalid(InvalidReason.HANDLER_REFUSED, f"Preparing the prompt raised {type(exc).__name__}: {exc}")
         work = Work(request=request, where=where, prompt=prompt, text=text, completion=Completion(), asked=asked)
+        # First, so that `keep`, which may come in between, ends it.
+        self._record.begin(where)
         with self._lock:
             self._in_hand[where] = work
-        self._record.begin(where)
         self._take(work)
         return Accepted(work.completion)
 
