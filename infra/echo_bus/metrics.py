@@ -63,7 +63,7 @@ class BusMetrics:
         self.records_over_budget = counter(
             "records_over_budget", "Messages that can never be accepted, above [dead_letters] per_writer or per_minute.", ["topic"]
         )
-        self.records_busy = counter("records_busy", "Times a handler was busy and the partition was paused.", ["topic"])
+        self.records_busy = counter("records_busy", "Times a handler was busy for a message, which then waited.", ["topic"])
         self.records_ignored = counter("records_ignored", "Messages passed over on purpose.", ["topic", "reason"])
         self.dead_letters = counter("dead_letters", "Messages written to a dead-letter topic.", ["topic", "reason"])
         self.records_in_flight = gauge("records_in_flight", "Messages read and not yet done.", ["topic"])

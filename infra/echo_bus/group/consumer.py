@@ -200,7 +200,7 @@ class ConsumerLoop:
             consumer.pause([_partition_of(state) for state in self._assignment.values()])
 
     def _answer_requests(self, consumer: RawConsumer) -> None:
-        """Pause partitions whose message was postponed; resume those whose message was accepted."""
+        """Pause partitions in which too many messages wait; resume those of which all that waited are accepted."""
         requests = self._worker.requests
         while requests:
             request = requests.popleft()

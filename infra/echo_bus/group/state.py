@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -26,7 +27,8 @@ PartitionKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """The bounds of one consumer loop. Messages in memory: the hand-over, plus those in flight, plus librdkafka's own queue."""
+    """The bounds of one consumer loop. Messages in memory: the hand-over, plus those in flight, plus for each partition those that wait for a
+    busy handler, plus librdkafka's own queue."""
 
     max_queued_messages: int = 1_000
     max_queued_bytes: int = 32_000_000
@@ -34,6 +36,9 @@ class LoopLimits:
     # Larger batches and longer queues are slower: waiting messages fall out of the processor's cache.
     batch_size: int = 100
     busy_retry_s: float = 0.05
+    # Of one partition, behind the one for which the handler is busy.
+    max_waiting_messages: int = 64
+    max_waiting_bytes: int = 1_000_000
     # Short, because the lag of `requests` counts as outstanding work.
     commit_interval_s: float = 0.2
     drain_s: float = 30.0
@@ -101,7 +106,10 @@ def count_read(topics: Mapping[str, TopicCounters], messages: Sequence[RawMessag
 class PartitionState:
     """One assigned partition, from assignment to revocation. A partition that is assigned again gets a new state."""
 
-    __slots__ = ("busy", "closed", "counters", "key", "paused", "requested", "retry_at_s", "skipping", "topic", "tracker")
+    __slots__ = (
+        "closed", "counters", "is_busy", "key", "paused", "requested", "retry_at_s", "skipping", "topic", "tracker", "waiting",
+        "waiting_bytes",
+    )  # fmt: skip
 
     def __init__(self, key: PartitionKey, topic: Topic, counters: TopicCounters, in_flight: InFlight) -> None:
         self.key = key
@@ -110,13 +118,16 @@ class PartitionState:
         self.tracker = OffsetTracker(on_release=in_flight.subtract)
         self.closed = False
         """The group gave the partition to another member. Set by the poll thread."""
-        self.busy: RawMessage | None = None
-        """The message for which the handler was busy. Set by the worker."""
+        self.is_busy = False
+        """The handler was busy for the first of `waiting`. These four are set by the worker."""
+        self.waiting: deque[RawMessage] = deque()
+        """The message for which the handler was busy, and those behind it."""
+        self.waiting_bytes = 0
         self.retry_at_s = 0.0
         self.skipping = False
-        """Skip messages already handed over: they are fetched again after the busy one. Set by the worker."""
+        """Skip messages that come: they are fetched again after those that wait. Set by the worker."""
         self.paused = False
-        """Paused for its busy message. Set by the poll thread."""
+        """Paused because too many messages wait. Set by the poll thread."""
         self.requested: tuple[int, str] | None = None
         """The last offset sent to be committed, and its note. Set by the poll thread."""
 

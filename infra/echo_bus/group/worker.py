@@ -3,8 +3,9 @@
 It may block for as long as the handler does; the poll thread does not wait for it. It never calls the client: to pause or resume a
 partition it appends to `requests`, which the poll thread reads.
 
-A message for which the handler is busy is kept, and offered again when a message in flight is done and after `busy_retry_s`. Later messages
-of its partition are skipped, and fetched again when the handler has accepted it. So memory stays bounded, and no other partition waits.
+A message for which the handler is busy waits here, and is offered again when a message in flight is done and after `busy_retry_s`. Later
+messages of its partition wait behind it. When as many wait as `LoopLimits` allows, the partition is paused and further ones are skipped; they
+are fetched again when all that waited are accepted. So memory stays bounded, and no other partition waits.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class LoopWorker:
         self._handover = handover
         self._metrics, self._clock = wire.metrics, wire.clock
         self._max_in_flight, self._busy_retry_s = limits.max_in_flight, limits.busy_retry_s
+        self._max_waiting, self._max_waiting_bytes = limits.max_waiting_messages, limits.max_waiting_bytes
         self._busy: list[PartitionState] = []
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="consumer worker", daemon=True)
@@ -116,6 +118,9 @@ class LoopWorker:
             if self._stopping:
                 break
             if state is None or state.closed or state.skipping:
+                continue
+            if state.is_busy:
+                self._put_behind(state, raw)
                 continue
             offset: int = raw.offset()  # type: ignore[assignment]  # likewise
             tracker = state.tracker
@@ -222,20 +227,30 @@ class LoopWorker:
         self._stopping = True
 
     def _postpone(self, state: PartitionState, raw: RawMessage, error: EchoError | None) -> None:
-        """Keep the message and ask for its partition to be paused."""
+        """Keep the message, before those that wait already, to be offered again."""
         if error is not None:
             logger.warning("%s[%s]@%s waits: %s", *state.key, raw.offset(), error)
         state.counters.busy.inc()
-        state.busy, state.skipping = raw, True
+        state.waiting.appendleft(raw)
+        state.waiting_bytes += len(raw)
+        state.is_busy = True
         self._busy.append(state)
         # With nothing in flight no `release` reports room, so retry soon. First note the message, then read the count: `release` does the
         # reverse.
         wait_s = self._busy_retry_s if self.in_flight.count else min(self._busy_retry_s, _ALONE_RETRY_S)
         state.retry_at_s = self._clock.monotonic_s() + wait_s
-        self.requests.append(Request(state, None))
+
+    def _put_behind(self, state: PartitionState, raw: RawMessage) -> None:
+        """Keep a message behind the busy one, or have the partition paused if there is no room for it."""
+        if len(state.waiting) < self._max_waiting and state.waiting_bytes + len(raw) <= self._max_waiting_bytes:
+            state.waiting.append(raw)
+            state.waiting_bytes += len(raw)
+        else:
+            state.skipping = True
+            self.requests.append(Request(state, None))
 
     def _offer_again(self, states: list[PartitionState], *, until_busy: bool = False) -> None:
-        """Offer these busy messages, the longest waiting first; a partition is resumed when its message is accepted.
+        """Offer what waits in these partitions, the longest waiting first; a paused one is resumed when all of it is accepted.
 
         `until_busy`: stop at the first message for which the handler is busy again.
         """
@@ -243,13 +258,15 @@ class LoopWorker:
             if self._stopping:
                 return
             self._busy.remove(state)
-            raw, state.busy = state.busy, None
-            if state.closed or raw is None:
-                continue
-            state.skipping = False
-            self._work({state.key: state}, [raw])
-            if state not in self._busy:
-                state.skipping = True
+            paused, state.skipping, state.is_busy = state.skipping, False, False
+            raw: RawMessage | None = None
+            while state.waiting and not (state.closed or state.is_busy or self._stopping):
+                raw = state.waiting.popleft()
+                state.waiting_bytes -= len(raw)
+                self._work({state.key: state}, [raw])
+            state.skipping = paused
+            if state.is_busy:
+                if until_busy:
+                    return
+            elif paused and raw is not None:
                 self.requests.append(Request(state, raw.offset() + 1))  # type: ignore[operator]  # it has one
-            elif until_busy:
-                return

@@ -123,7 +123,10 @@ def test_no_more_than_the_limit_is_in_flight(kit: Any, drop: Callable[..., Drop]
     assert kit.committed(DROPS) == 40
 
 
-def test_busy_pauses_one_partition_offers_again_in_order_and_loses_nothing(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+@pytest.mark.parametrize("most", [{"max_waiting_messages": 2}, {"max_waiting_bytes": 1}])
+def test_busy_pauses_one_partition_offers_again_in_order_and_loses_nothing(
+    kit: Any, drop: Callable[..., Drop], until: Until, most: dict[str, int]
+) -> None:
     kit.create(DROPS)
     publish(kit, drop, range(200))
     seen: dict[int, list[int]] = {}
@@ -140,7 +143,7 @@ def test_busy_pauses_one_partition_offers_again_in_order_and_loses_nothing(kit: 
     def num_seen(*partitions: int) -> int:
         return sum(len(seen.get(partition, [])) for partition in partitions)
 
-    with kit.running(DROPS, handle, limits=LoopLimits(busy_retry_s=0.01)) as running:
+    with kit.running(DROPS, handle, limits=LoopLimits(busy_retry_s=0.01, **most)) as running:
         until(lambda: refused[0, 5] >= 3, "the busy message to be offered again")
         reader = kit.reader(DROPS)
         ends = reader.end_offsets()
@@ -153,6 +156,28 @@ def test_busy_pauses_one_partition_offers_again_in_order_and_loses_nothing(kit: 
     assert seen[0] == list(range(ends["drops", 0]))
     assert kit.committed(DROPS) == 200
     assert kit.value("partitions_paused", topic=kit.namespace.topic(DROPS)) == 0
+
+
+def test_messages_behind_a_busy_one_wait_in_memory_and_are_not_fetched_twice(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS, num_partitions=1)
+    publish(kit, drop, range(60))
+    seen: list[int] = []
+    num_free = threading.Semaphore(0)
+
+    def handle(message: Message) -> Outcome:
+        if not num_free.acquire(blocking=False):
+            return BUSY
+        seen.append(message.offset)
+        return ACCEPTED
+
+    with kit.running(DROPS, handle, limits=LoopLimits(busy_retry_s=0.01, max_waiting_messages=60)) as running:
+        for _ in range(60):
+            num_free.release()
+            until(lambda: not num_free._value, "the next message to be accepted")
+        running.stop()
+    assert seen == list(range(60))
+    assert kit.value("records_read_total", topic=kit.namespace.topic(DROPS)) == 60
+    assert kit.committed(DROPS) == 60
 
 
 def test_invalid_messages_become_dead_letters_and_the_partition_moves_on(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
@@ -309,7 +334,8 @@ def test_a_partition_that_is_given_up_while_it_is_paused_is_read_when_it_comes_b
         seen.add(seq_of(message))
         return ACCEPTED
 
-    with kit.running(DROPS, lambda message: take(message) if has_room.is_set() else BUSY) as first:
+    limits = LoopLimits(max_waiting_messages=1)
+    with kit.running(DROPS, lambda message: take(message) if has_room.is_set() else BUSY, limits=limits) as first:
         until(lambda: kit.value("partitions_paused", topic=kit.namespace.topic(DROPS)) == 4, "every partition to be paused")
         with kit.running(DROPS, take) as second:
             until(lambda: len(first.loop._assignment) == len(second.loop._assignment) == 2, "two partitions to move")
