@@ -151,6 +151,8 @@ def draw(tasks: Mapping[str, Runs], picture: Path) -> None:
                 results = [result for result in seeds.values() if label != _TIMED or result.is_timed]
                 if results:
                     _draw_condition(axis, results, x_of, name, number)
+            if not axis.lines:
+                axis.text(0.5, 0.5, "no cell had the cores to itself", ha="center", va="center", transform=axis.transAxes)
             axis.set_xlabel(label)
             axis.grid(alpha=0.3)
         row[0].set_ylabel(f"{task}: reward (line), held-out (dots)")

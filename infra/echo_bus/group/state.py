@@ -27,8 +27,8 @@ PartitionKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """The bounds of one consumer loop. Messages in memory: the hand-over, plus those in flight, plus for each partition those that wait for a
-    busy handler, plus librdkafka's own queue."""
+    """The bounds of one consumer loop. Messages in memory: the hand-over, plus those in flight, plus for each partition those that wait for
+    a busy handler, plus librdkafka's own queue."""
 
     max_queued_messages: int = 1_000
     max_queued_bytes: int = 32_000_000

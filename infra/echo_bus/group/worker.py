@@ -4,8 +4,8 @@ It may block for as long as the handler does; the poll thread does not wait for 
 partition it appends to `requests`, which the poll thread reads.
 
 A message for which the handler is busy waits here, and is offered again when a message in flight is done and after `busy_retry_s`. Later
-messages of its partition wait behind it. When as many wait as `LoopLimits` allows, the partition is paused and further ones are skipped; they
-are fetched again when all that waited are accepted. So memory stays bounded, and no other partition waits.
+messages of its partition wait behind it. When as many wait as `LoopLimits` allows, the partition is paused and further ones are skipped;
+they are fetched again when all that waited are accepted. So memory stays bounded, and no other partition waits.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 FOLDERS = ("schemas", "infra", "producers", "streams", "consumers", "tests")
-PATHS = [f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
+PATHS = [f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for folder in FOLDERS for path in (ROOT / folder, *(ROOT / folder).rglob("*"))]
 CODE = "".join(path.read_text(encoding="utf-8") for folder in FOLDERS[:-1] for path in (ROOT / folder).rglob("*.py"))
 
 
