@@ -34,14 +34,16 @@ if TYPE_CHECKING:
     from echo_rollout.engines.engine import Engine
 
 _WARM_UP = 10
+# For the weights of all steps.
+_ROOM_BYTES = 1 << 28
 
 Group = tuple[list[int], list[tuple[list[int], list[float], int]], float]
 """Prompt, (tokens, log-probabilities, version) of each sample, right answers' share."""
 
 
-def worker(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
-    """Generate until the pipe is closed."""
-    asyncio.run(_work(settings, pipe))
+def worker(settings: Settings, pipe: multiprocessing.connection.Connection, folder: Path) -> None:
+    """Generate until the pipe is closed; `folder` is for the weights."""
+    asyncio.run(_work(settings, pipe, folder))
 
 
 async def _started_engine(settings: Settings) -> Engine:
@@ -67,7 +69,7 @@ def _started_trainer(settings: Settings) -> RankedTrainer:
     return open_trainer(trainer_config(settings, resolve_base(settings.policy.base)), 1)
 
 
-async def _work(settings: Settings, pipe: multiprocessing.connection.Connection) -> None:
+async def _work(settings: Settings, pipe: multiprocessing.connection.Connection, folder: Path) -> None:
     from tokenizers import Tokenizer
 
     from echo_rollout.engines.engine import Snapshot, SnapshotRef
@@ -107,37 +109,36 @@ async def _work(settings: Settings, pipe: multiprocessing.connection.Connection)
         slots.release()
         pipe.send(([*ids], [(g.token_ids.tolist(), g.logprobs.tolist(), g.version_spans[0].version) for g in found], right))
 
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        while True:
-            while incoming:
-                message = incoming.pop(0)
-                if message is None:
-                    await engine.close()
-                    return
-                published, files = message
-                place = Path(folder) / str(published)
-                place.mkdir()
-                for name, content in files:
-                    (place / name).write_bytes(content)
-                await engine.install(Snapshot(ref=SnapshotRef(version=published, sha256=str(published)), kind=kind, folder=place))
-            limit = (settings.lead + published + 1) * settings.learner.groups_per_step if published >= 0 else 0
-            if issued >= limit:
-                changed.clear()
-                if not incoming:
-                    await changed.wait()
-                continue
-            await slots.acquire()
-            task_ = asyncio.create_task(generate(issued))
-            running.add(task_)
-            task_.add_done_callback(running.discard)
-            issued += 1
+    while True:
+        while incoming:
+            message = incoming.pop(0)
+            if message is None:
+                await engine.close()
+                return
+            published, files = message
+            place = folder / str(published)
+            place.mkdir()
+            for name, content in files:
+                (place / name).write_bytes(content)
+            await engine.install(Snapshot(ref=SnapshotRef(version=published, sha256=str(published)), kind=kind, folder=place))
+        limit = (settings.lead + published + 1) * settings.learner.groups_per_step if published >= 0 else 0
+        if issued >= limit:
+            changed.clear()
+            if not incoming:
+                await changed.wait()
+            continue
+        await slots.acquire()
+        task_ = asyncio.create_task(generate(issued))
+        running.add(task_)
+        task_.add_done_callback(running.discard)
+        issued += 1
 
 
-def learn(settings: Settings, steps: int) -> dict[str, Any]:
+def learn(settings: Settings, steps: int, folder: Path) -> dict[str, Any]:
     """Train `steps` steps; seconds per step over all but the first ten (as the pipeline's summary counts), CPU seconds
-    of both processes over the same steps, and each step's mean reward."""
+    of both processes over the same steps, and each step's mean reward. The worker keeps its weights in `folder`."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=worker, args=(settings, theirs), daemon=True)
+    process = multiprocessing.get_context("spawn").Process(target=worker, args=(settings, theirs, folder), daemon=True)
     process.start()
     theirs.close()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
@@ -156,8 +157,8 @@ def learn(settings: Settings, steps: int) -> dict[str, Any]:
                 arrived.notify()
 
     def publish(version: int) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            snapshot = trainer.snapshot(version, Path(folder) / "snapshot")
+        with tempfile.TemporaryDirectory() as scratch:
+            snapshot = trainer.snapshot(version, Path(scratch) / "snapshot")
             ours.send((version, [(file.name, snapshot.path(file).read_bytes()) for file in snapshot.files]))
 
     publish(0)
@@ -223,7 +224,11 @@ def main() -> None:
     elif what == "learner":
         _started_trainer(settings)
     else:
-        sys.stdout.write(json.dumps(learn(settings, int(what))) + "\n")
+        from echo_rollout.snapshot_folders import snapshot_folder
+
+        # Here and not in the worker, which is killed at the end: its files would stay in shared memory.
+        with snapshot_folder(_ROOM_BYTES) as folder:
+            sys.stdout.write(json.dumps(learn(settings, int(what), folder)) + "\n")
         return
     sys.stdout.write("started\n")
     sys.stdout.flush()

@@ -1,6 +1,6 @@
 """Publish → acknowledged: the time of a new version from its first chunk to the worker's acknowledgement on `workers`.
 
-    python bench/weights.py [--json FILE]
+    python bench/weights.py [--rounds N] [--json FILE]
 
 The publisher and the watcher are separate processes, on the embedded broker; the watcher is the worker's, with an engine that loads
 nothing: it measures chunks, manifest, fetch, verification, files in shared memory, and the acknowledgement. The snapshot's checksum is
@@ -59,7 +59,7 @@ SIZES = {"demo_adapter_s": 557_000, "adapter_66mb_s": 66_000_000}
 CONFIG = b'{"r": 32}' * 100
 STAGES = ("publish", "commit", "see", "fetch", "acknowledge")
 CPU_STAGES = ("publish_cpu", "fetch_cpu")
-ROUNDS = 9
+_ROOM_BYTES = 1 << 28
 _CONTEXT = mp.get_context("spawn")
 
 
@@ -76,12 +76,12 @@ class TimedSource(PublishedSource):
         self._times.send((manifest.version, started_s, time.monotonic(), time.process_time() - started_cpu_s))
 
 
-def watch(bootstrap: str, times: Connection) -> None:
-    """A worker's watcher, until terminated."""
-    asyncio.run(_watch(bus_of(bootstrap, NAMESPACE, "worker"), times))
+def watch(bootstrap: str, times: Connection, folder: Path) -> None:
+    """A worker's watcher, until terminated; `folder` is for the snapshots."""
+    asyncio.run(_watch(bus_of(bootstrap, NAMESPACE, "worker"), times, folder))
 
 
-async def _watch(bus: Bus, times: Connection) -> None:
+async def _watch(bus: Bus, times: Connection, folder: Path) -> None:
     clock, registry, loop = SystemClock(), CollectorRegistry(), asyncio.get_running_loop()
     places = PlaceTimes(registry, clock)
     status = first_status(run_id=RUN, worker_id="w0", engine="scripted", price_per_hour=0.0)
@@ -92,27 +92,26 @@ async def _watch(bus: Bus, times: Connection) -> None:
     def acknowledge(ref: SnapshotRef) -> None:
         heartbeat.change(installed_version=ref.version, weights_sha256=ref.sha256)
 
-    with snapshot_folder(1 << 28) as folder:
-        reader = bus.blob_reader()
-        reader.warm(WEIGHT_CHUNKS)
-        watcher = WeightWatcher(
-            ScriptedEngine(),
-            TimedSource(reader, times),
-            newest=lambda: view.get(weights_key(RUN, None)),
-            folder=folder,
-            on_installed=acknowledge,
-            places=places,
-            notices=Notices(),
-            metrics=WorkerMetrics(registry),
-            clock=clock,
-        )
+    reader = bus.blob_reader()
+    reader.warm(WEIGHT_CHUNKS)
+    watcher = WeightWatcher(
+        ScriptedEngine(),
+        TimedSource(reader, times),
+        newest=lambda: view.get(weights_key(RUN, None)),
+        folder=folder,
+        on_installed=acknowledge,
+        places=places,
+        notices=Notices(),
+        metrics=WorkerMetrics(registry),
+        clock=clock,
+    )
 
-        def wake(key: str, manifest: WeightManifest | None) -> None:
-            del key, manifest
-            loop.call_soon_threadsafe(watcher.wake)
+    def wake(key: str, manifest: WeightManifest | None) -> None:
+        del key, manifest
+        loop.call_soon_threadsafe(watcher.wake)
 
-        view.on_change(wake)
-        await watcher.run()
+    view.on_change(wake)
+    await watcher.run()
 
 
 def bare_loop(bootstrap: str, data: bytes) -> float:
@@ -148,8 +147,8 @@ def files_of(num_bytes: int) -> dict[str, bytes]:
     return {"adapter_model.safetensors": os.urandom(num_bytes - len(CONFIG)), "adapter_config.json": CONFIG}
 
 
-def measure(bootstrap: str, times: Connection) -> dict[str, float]:
-    """Median seconds per size over `ROUNDS` versions, in all and by stage, after two as warm-up."""
+def measure(bootstrap: str, times: Connection, num_rounds: int) -> dict[str, float]:
+    """Median seconds per size over `num_rounds` versions, in all and by stage, after two as warm-up."""
     bus, results = bus_of(bootstrap, NAMESPACE, "learner"), {}
     versions = itertools.count()
     with (
@@ -160,7 +159,7 @@ def measure(bootstrap: str, times: Connection) -> dict[str, float]:
         writer.start()
         for name, num_bytes in SIZES.items():
             rounds, bare = [], []
-            for _ in range(ROUNDS + 2):
+            for _ in range(num_rounds + 2):
                 rounds.append(_round(bus, chunks, writer, workers, next(versions), num_bytes, times))
                 bare.append(bare_loop(bootstrap, os.urandom(num_bytes)))
             del rounds[:2], bare[:2]
@@ -205,14 +204,17 @@ def _round(
 
 def main() -> None:
     """Measure, print and save."""
-    arguments = parser_of(__doc__).parse_args()
-    with EmbeddedKafka() as kafka:
+    parser = parser_of(__doc__)
+    parser.add_argument("--rounds", type=int, default=9, help="versions of each size; two more are not counted")
+    arguments = parser.parse_args()
+    # The folder belongs to this process: the watcher is terminated, and would leave its snapshots in shared memory.
+    with EmbeddedKafka() as kafka, snapshot_folder(_ROOM_BYTES) as folder:
         topics = {WEIGHTS: 1, WEIGHT_CHUNKS: 4, WORKERS: 1}
         create_topics(bus_of(kafka.bootstrap, NAMESPACE), {f"{NAMESPACE}.{topic.name}": count for topic, count in topics.items()})
         ours, theirs = _CONTEXT.Pipe(duplex=False)
-        watcher = _CONTEXT.Process(target=watch, args=(kafka.bootstrap, theirs), daemon=True)
+        watcher = _CONTEXT.Process(target=watch, args=(kafka.bootstrap, theirs, folder), daemon=True)
         watcher.start()
-        results = measure(kafka.bootstrap, ours)
+        results = measure(kafka.bootstrap, ours, arguments.rounds)
         watcher.terminate()
         watcher.join(10)
     for name, value in results.items():

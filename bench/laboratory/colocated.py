@@ -16,7 +16,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -39,6 +38,7 @@ from echo_rollout.engines.engine import Snapshot, SnapshotRef
 from echo_rollout.generation import GroupPrompt, GroupSampler
 from echo_rollout.publishing import FinishedGroup, trajectories_of
 from echo_rollout.run import engine_config
+from echo_rollout.snapshot_folders import snapshot_folder
 from echo_schemas.columns import view_tokens
 from echo_schemas.entry import parse_entry
 from echo_schemas.records import Coordinates, Purpose, RolloutRequest, Trajectory, WeightKind
@@ -55,6 +55,8 @@ from laboratory.results import Curve, Evaluated, Result, read_result, write_resu
 
 _NAME = "co-located"
 _SHOWN = 3_000
+# For the snapshots in use.
+_ROOM_BYTES = 1 << 28
 _BENCH = Path(__file__).resolve().parent.parent
 
 
@@ -247,8 +249,8 @@ def _plain(value: Any) -> float:
 
 
 async def _main(config: Path, file: Path) -> None:
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
-        run = CoLocated(load_settings(config, {}), Path(folder))
+    with snapshot_folder(_ROOM_BYTES) as folder:
+        run = CoLocated(load_settings(config, {}), folder)
         try:
             write_result(file, await run.run(), {})
         finally:

@@ -132,6 +132,7 @@ def findings(runs: Runs) -> list[Finding]:
         claim = f"S = {budget} through the pipeline learns as the same staleness does in one process"
         equal("a", claim, (f"s{budget}", f"{CO_LOCATED}-s{budget}"), 0.03)
     equal("b", "S = 3 reaches the accuracy of sequential", ("s3", SEQUENTIAL), 0.03)
+    equal("b", "in one process and twice as many steps: the accuracy", (f"{CO_LOCATED}-s3-long", f"{CO_LOCATED}-long"), 0.03)
     faster("b", "in 0.77 of its time", ("s3", SEQUENTIAL), 0.77)
     equal("b", "and with workers elsewhere: the accuracy", ("s3-elsewhere", "sequential-elsewhere"), 0.03)
     faster("b", "and with workers elsewhere: the time", ("s3-elsewhere", "sequential-elsewhere"), 0.77)

@@ -187,7 +187,7 @@ class EmbeddedKafka:
             lock = self._open_folder(java, installation)
             if registry is not None:
                 self._launch_registry(registry, lock)
-            flags += [self.marker, "-cp", installation.class_path(), "kafka.Kafka"]
+            flags += [f"-Djava.io.tmpdir={self._scratch()}", self.marker, "-cp", installation.class_path(), "kafka.Kafka"]
             self._launch_all([str(java.executable), *flags], lock, deadline)
             if self._registry is not None:
                 self._registry.wait_ready(deadline)
@@ -239,6 +239,13 @@ class EmbeddedKafka:
 
         open_storage(self._folder, num_brokers=self._num_brokers, secure=self._secure, checkpoint=checkpoint)
         return self._lock
+
+    def _scratch(self) -> Path:
+        """An empty folder for the brokers' temporary files. They unpack native libraries, and one that is killed does not delete them."""
+        folder = self.folder / "scratch"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return folder
 
     def _launch_registry(self, installation: Path, lock: TextIO) -> None:
         data = None if self._wanted_folder is None else self.folder / "registry"

@@ -43,11 +43,11 @@ def _exists(pid: int) -> bool:
         return False
 
 
-def _write(bootstrap: str, topic: str) -> None:
+def _write(bootstrap: str, topic: str, value: bytes = b"value", **properties: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(WAIT_S)
-    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all"})
-    producer.produce(topic, b"value", b"key")
+    producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **properties})
+    producer.produce(topic, value, b"key")
     assert producer.flush(WAIT_S) == 0, "the record was not acknowledged in time"
 
 
@@ -60,6 +60,18 @@ def _read(bootstrap: str, topic: str) -> bytes | None:
         consumer.close()
     assert message is not None, "no record arrived in time"
     return message.value()
+
+
+def test_native_libraries_that_a_killed_broker_leaves_are_in_its_own_folder_and_go_at_the_next_start(tmp_path: Path) -> None:
+    kafka = EmbeddedKafka(folder=tmp_path / "kafka", jvm=QUICK)
+    with kafka:
+        # The client sends a shorter value as it is.
+        _write(kafka.bootstrap, "packed", b"value" * 100, **{"compression.type": "lz4"})
+        kafka.nodes[0].kill()
+        assert list((kafka.folder / "scratch").glob("liblz4-java*")), "The broker unpacks its library elsewhere now."
+    with kafka:
+        assert not list((kafka.folder / "scratch").glob("liblz4-java*"))
+        assert _read(kafka.bootstrap, "packed") == b"value" * 100
 
 
 def test_a_record_goes_in_and_comes_out_and_nothing_is_left(capfd: pytest.CaptureFixture[str]) -> None:
