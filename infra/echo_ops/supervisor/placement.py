@@ -16,8 +16,8 @@ from pathlib import Path
 _BIND = "VLLM_CPU_OMP_THREADS_BIND"
 # With at least this many cores, one is left to Kafka, the rewards and the feeder.
 _SPARE_FROM = 4
-# A training step frees and allocates the same tens of MiB again and again. By default glibc gives them back to the kernel each time; the
-# page faults then take a twentieth of a small model's step.
+# A step of training or of generation frees and allocates the same tens of MiB again and again. By default glibc gives them back to the
+# kernel each time; the page faults then take a twentieth of a small model's step.
 _KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(4 << 30), "MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TOP_PAD_": str(256 << 20)}
 
 
@@ -87,16 +87,16 @@ def _unbound(place: ProcessPlacement) -> ProcessPlacement:
 
 def _on_cores(cores: Sequence[int], workers: int) -> RunPlacement:
     single = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "DS_ACCELERATOR": "cpu"}
-    others = ProcessPlacement(single)
+    others, computing = ProcessPlacement(single), {**single, **_KEEP_MEMORY}
     usable = len(cores) - (1 if len(cores) >= _SPARE_FROM else 0)
     if usable < workers + 1 or workers == 0:
-        return RunPlacement((others,) * workers, ProcessPlacement({**single, **_KEEP_MEMORY}), others)
+        return RunPlacement((ProcessPlacement(computing),) * workers, ProcessPlacement(computing), others)
     for_learner = max(1, usable // 2) if workers <= usable - usable // 2 else 1
     each = (usable - for_learner) // workers
     bound = tuple(
         ProcessPlacement(
             {
-                **single,
+                **computing,
                 "OMP_NUM_THREADS": str(each),
                 _BIND: ",".join(str(core) for core in cores[index * each : (index + 1) * each]),
             }
@@ -104,7 +104,7 @@ def _on_cores(cores: Sequence[int], workers: int) -> RunPlacement:
         for index in range(workers)
     )
     learner_cores = tuple(cores[usable - for_learner : usable])
-    return RunPlacement(bound, ProcessPlacement({**single, **_KEEP_MEMORY, "OMP_NUM_THREADS": str(for_learner)}, learner_cores), others)
+    return RunPlacement(bound, ProcessPlacement({**computing, "OMP_NUM_THREADS": str(for_learner)}, learner_cores), others)
 
 
 def _on_gpus(machine: Machine, workers: Sequence[WorkerNeed], ranks: int) -> RunPlacement:

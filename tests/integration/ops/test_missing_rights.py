@@ -103,13 +103,17 @@ def test_each_grant_of_a_role_is_named_when_it_alone_is_missing(secured_kafka: E
     for acl in (acl for acl in wanted if acl.resource is not Resource.TRANSACTIONAL_ID):
         take_away(admin, acl)
         said, deadline = "", Deadline.after(WAIT_S)
-        # The broker hears of each change a moment later.
-        while said != f"The cluster refuses {acl.principal} {acl.words}.":
+        # The broker hears of each change a moment later. Without the last grant that implies `Describe` it says nothing of a topic, so all
+        # that the role needs there is named.
+        on_it = {other.words for other in wanted if (other.resource, other.name) == (acl.resource, acl.name)}
+        named: set[str] = set()
+        while not (acl.words in named and named <= on_it):
             assert not deadline.expired(), f"waited for a sentence about {acl.words}; the last one: {said!r}"
             try:
                 check_rights(settings, role)
             except NotAuthorized as exc:
                 said = exc.message
+                named = set(said.removeprefix(f"The cluster refuses {acl.principal} ").removesuffix(".").split(", "))
         for given in admin.create_acls([as_binding(acl)]).values():
             given.result(WAIT_S)
 

@@ -31,6 +31,13 @@ def test_on_two_cores_the_worker_has_the_first_and_the_learner_the_second() -> N
     assert found.learner.environ["DS_ACCELERATOR"] == "cpu"
 
 
+def test_processes_that_compute_on_cores_keep_their_memory_and_the_others_do_not() -> None:
+    for cores, workers in (((0, 1), 1), ((0, 1), 2), (tuple(range(16)), 3)):
+        found = placement(Machine(cores), [WorkerNeed()] * workers)
+        assert all("MALLOC_TRIM_THRESHOLD_" in place.environ for place in (*found.workers, found.learner))
+        assert "MALLOC_TRIM_THRESHOLD_" not in found.others.environ
+
+
 def test_cores_are_those_that_the_container_lends() -> None:
     found = placement(Machine((5, 9)), [WorkerNeed()])
     assert (bound_cores(found.workers[0]), found.learner.cores) == ([5], (9,))
