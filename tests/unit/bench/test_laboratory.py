@@ -50,7 +50,7 @@ def test_every_cell_of_every_set_is_a_file_that_a_run_takes(name: str) -> None:
     for each in cells:
         assert tomllib.loads(as_toml(each.settings)) == each.settings
         settings = Settings.model_validate(each.settings)
-        assert (settings.run.seed, settings.learner.steps) == (each.seed, 120)
+        assert (settings.run.seed, settings.learner.steps) == (each.seed, 240 if each.condition.endswith("-long") else 120)
         assert [section.name for section in settings.eval] == [HELD_OUT, FINAL]
         assert all(section.every % settings.publication_period == 0 for section in settings.eval)
 
