@@ -129,6 +129,7 @@ def _claims(found: Sequence[Finding]) -> str:
 
 
 _TIMED = "seconds"
+_STYLES = ("-", "--", ":", "-.")
 _AXES: Sequence[tuple[str, Callable[[Result, int], float]]] = (
     ("step", lambda result, index: float(result.curve.version[index])),
     (_TIMED, lambda result, index: result.curve.seconds[index]),
@@ -164,7 +165,7 @@ def draw(tasks: Mapping[str, Runs], picture: Path) -> None:
 
 def _draw_condition(axis: Any, results: Sequence[Result], x_of: Callable[[Result, int], float], name: str, number: int) -> None:
     # There are ten colours.
-    colour, style = f"C{number % 10}", "-" if number < 10 else "--"
+    colour, style = f"C{number % 10}", _STYLES[number // 10 % len(_STYLES)]
     length = min(len(result.curve.version) for result in results)
     steps = range(length)
     xs = [statistics.fmean(x_of(result, index) for result in results) for index in steps]
