@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,6 +78,8 @@ class RoleProcess:
     health_checks: dict[str, Check] = field(default_factory=dict)
     start: str = ""
     notices: Notices = field(default_factory=Notices)
+    scratch: list[Path] = field(default_factory=list)
+    """Folders that are removed even if the process has to end at once, because its drain takes too long."""
 
 
 @contextmanager
@@ -91,9 +94,13 @@ def open_role(
     thread the first SIGTERM or SIGINT sets `stop`; the second one, or the end of [run] drain_s, ends the process.
     """
 
+    scratch: list[Path] = []
+
     def exit_now(code: int) -> None:
         if announce is not None:
             announce.unlink(missing_ok=True)
+        for folder in scratch:
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(code)
 
     registry = CollectorRegistry()
@@ -134,6 +141,7 @@ def open_role(
                 ready_checks=ready,
                 health_checks=healthy,
                 start=start,
+                scratch=scratch,
                 notices=notices,
             )
         except Exception:  # whatever ends a role: what it counted last is what alerts are about

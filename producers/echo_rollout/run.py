@@ -65,6 +65,7 @@ def run_worker(process: RoleProcess, *, worker_id: str, kind: str = "") -> None:
     check_positions(base, settings.policy.max_length)
     with ExitStack() as stack:
         folder = stack.enter_context(snapshot_folder(_snapshot_bytes(settings, base)))
+        process.scratch.append(folder)
         journals = journals_folder(process.bus, settings.run.name)
         journal = stack.enter_context(closing(CrashJournal(journals / f"{worker_id}.journal")))
         reader = stack.enter_context(closing(process.bus.blob_reader()))
