@@ -133,6 +133,8 @@ def findings(runs: Runs) -> list[Finding]:
         equal("a", claim, (f"s{budget}", f"{CO_LOCATED}-s{budget}"), 0.03)
     equal("b", "S = 3 reaches the accuracy of sequential", ("s3", SEQUENTIAL), 0.03)
     equal("b", "in one process and twice as many steps: the accuracy", (f"{CO_LOCATED}-s3-long", f"{CO_LOCATED}-long"), 0.03)
+    equal("b", "in one process and with a falling rate: the accuracy", (f"{CO_LOCATED}-s3-falling", f"{CO_LOCATED}-falling"), 0.03)
+    equal("b", "and with a falling rate: the accuracy", ("s3-falling", "sequential-falling"), 0.03)
     faster("b", "in 0.77 of its time", ("s3", SEQUENTIAL), 0.77)
     equal("b", "and with workers elsewhere: the accuracy", ("s3-elsewhere", "sequential-elsewhere"), 0.03)
     faster("b", "and with workers elsewhere: the time", ("s3-elsewhere", "sequential-elsewhere"), 0.77)

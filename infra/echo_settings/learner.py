@@ -43,7 +43,13 @@ class LearnerSettings(Section):
     lr: float = Field(default=1.5e-3, gt=0)
     """Learning rate."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps over which the rate rises linearly from 0."""
+    """The optimizer's updates (`updates_per_step` in each step) over which the rate rises linearly from 0."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate goes on after that: it stays, or it falls to `min_lr`, linearly or along half a cosine."""
+    decay_steps: int | None = Field(default=None, ge=1)
+    """The optimizer's updates, those of the warm-up included, after which a falling rate has reached `min_lr`."""
+    min_lr: float = Field(default=0.0, ge=0)
+    """The rate from then on."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decay."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -65,6 +71,31 @@ class LearnerSettings(Section):
     """Training steps; 0: until stopped."""
     price_per_hour: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """What the learner's machines cost together, in the currency of the workers' prices."""
+
+
+def check_rate(learner: LearnerSettings) -> None:
+    """Raise ValueError, with what to write instead, if the learning rate's schedule is incomplete, or has no rate for the last steps."""
+    updates = learner.steps * learner.updates_per_step
+    until = f"decay_steps = {updates}, steps times updates_per_step" if updates else "decay_steps"
+    if learner.lr_schedule == "constant":
+        for name in ("decay_steps", "min_lr"):
+            if name in learner.model_fields_set:
+                raise ValueError(f'[learner] {name} says how a falling rate ends; write lr_schedule = "linear" or "cosine" with it')
+        return
+    if learner.decay_steps is None:
+        raise ValueError(f'[learner] lr_schedule = "{learner.lr_schedule}" has no end; write {until}')
+    if learner.decay_steps <= learner.warmup_steps:
+        raise ValueError(
+            f"[learner] decay_steps = {learner.decay_steps} counts the warm-up too, and is not above warmup_steps = "
+            f"{learner.warmup_steps}; write {until}"
+        )
+    if learner.min_lr > learner.lr:
+        raise ValueError(f"[learner] min_lr = {learner.min_lr:g} is above lr = {learner.lr:g}; a rate falls to min_lr")
+    if learner.min_lr == 0 and not 0 < updates <= learner.decay_steps:
+        raise ValueError(
+            f"[learner] decay_steps = {learner.decay_steps} ends before the run ({updates or 'any number of'} updates), and the rate would "
+            f"be 0 from there on; write {until if updates else 'a min_lr above 0'}"
+        )
 
 
 class StalenessSettings(Section):

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from echo_schemas.naming import Namespace
 from echo_settings.evaluation import EvalSettings, check_evaluations
-from echo_settings.learner import CheckpointSettings, LearnerSettings, StalenessSettings
+from echo_settings.learner import CheckpointSettings, LearnerSettings, StalenessSettings, check_rate
 from echo_settings.offline import OfflineSettings
 from echo_settings.pool import CoordinatorSettings, DeviceSettings, PoolSettings, check_pool
 from echo_settings.section import PartOfKey, Section, without_credentials
@@ -347,6 +347,7 @@ class Settings(Section):
                 '[learner] kl_estimator = "k1" has a gradient of zero in the mean as a term of the loss; write kl_in = "advantage", or '
                 'kl_estimator = "k2" or "k3"'
             )
+        check_rate(self.learner)
         if self.learner.groups_per_step % self.learner.updates_per_step:
             raise ValueError(
                 f"[learner] updates_per_step = {self.learner.updates_per_step} does not divide groups_per_step = "

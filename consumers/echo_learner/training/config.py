@@ -42,6 +42,9 @@ _MEANING: Mapping[str, tuple[str, ...]] = {
         "std",
         "lr",
         "warmup_steps",
+        "lr_schedule",
+        "decay_steps",
+        "min_lr",
         "weight_decay",
         "max_grad_norm",
     ),
@@ -132,6 +135,7 @@ def trainer_config(settings: Settings, base: Path) -> Any:
     """What every rank of the trainer takes. `base`: the base model's folder. Imports torch."""
     from echo_learner.training.cut import Cut
     from echo_learner.training.deepspeed_setup import OptimizerConfig
+    from echo_learner.training.learning_rate import LearningRate
     from echo_learner.training.policy_model import PolicyConfig
     from echo_learner.training.trainer import TrainerConfig
 
@@ -151,8 +155,13 @@ def trainer_config(settings: Settings, base: Path) -> Any:
             seed=settings.run.seed,
         ),
         optimizer=OptimizerConfig(
-            lr=learner.lr,
-            warmup_steps=learner.warmup_steps,
+            rate=LearningRate(
+                lr=learner.lr,
+                warmup_steps=learner.warmup_steps,
+                schedule=learner.lr_schedule,
+                decay_steps=learner.decay_steps or 0,
+                min_lr=learner.min_lr,
+            ),
             weight_decay=learner.weight_decay,
             max_grad_norm=learner.max_grad_norm,
             deepspeed=learner.deepspeed,

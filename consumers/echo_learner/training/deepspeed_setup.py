@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from echo_learner.training.learning_rate import LearningRate
 from echo_schemas.errors import UserError
 
 # Steps between DeepSpeed's own log lines: none.
@@ -52,8 +53,7 @@ class RankPlace:
 class OptimizerConfig:
     """Settings of AdamW. `deepspeed`: a JSON file merged over our settings, or empty."""
 
-    lr: float
-    warmup_steps: int = 0
+    rate: LearningRate
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     deepspeed: str = ""
@@ -80,7 +80,7 @@ def engine_settings(config: OptimizerConfig, dtype: str) -> dict[str, Any]:
         if name in own:
             raise UserError(
                 f"{config.deepspeed} sets {name!r}, which the learner decides.",
-                hint="Use [learner] lr, warmup_steps, weight_decay, micro_batch_tokens and groups_per_step, and leave it out of the file.",
+                hint="Use [learner] lr, lr_schedule, warmup_steps, weight_decay, micro_batch_tokens, groups_per_step, and leave it out.",
             )
     merged = _merged(settings, own)
     _check(merged, config.deepspeed)
@@ -179,7 +179,7 @@ def start_engine(model: nn.Module, settings: Mapping[str, Any], config: Optimize
         # One process or gloo needs no shared-memory kernel, which takes a minute to compile.
         sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=config.lr, weight_decay=config.weight_decay, foreach=True)
+    optimizer = torch.optim.AdamW(trained, lr=config.rate.lr, weight_decay=config.weight_decay, foreach=True)
     stage, is_short = settings["zero_optimization"].get("stage", 0), settings["bf16"]["enabled"]
     is_plain = stage == 0 and not is_short
     given = {**settings, "gradient_clipping": 0.0} if is_plain else dict(settings)

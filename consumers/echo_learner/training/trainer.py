@@ -360,10 +360,9 @@ class DeepSpeedTrainer:
         return merged
 
     def _set_rate(self) -> float:
-        """The learning rate of the coming update: linear warm-up, then constant."""
+        """The learning rate of the coming update, from now on the optimizer's."""
         self._num_updates += 1
-        warmup = self._config.optimizer.warmup_steps
-        rate = self._config.optimizer.lr * min(1.0, self._num_updates / warmup if warmup else 1.0)
+        rate = self._config.optimizer.rate.at(self._num_updates)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
         return rate

@@ -27,6 +27,7 @@ from echo_learner.step_metrics import token_metrics
 from echo_learner.training import policy_model
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.deepspeed_setup import OptimizerConfig
+from echo_learner.training.learning_rate import LearningRate
 from echo_learner.training.microbatches import plan_micro_batches, restore_plan
 from echo_learner.training.policy_model import PolicyConfig, load_policy
 from echo_learner.training.ranks import RankedTrainer, follow, open_trainer
@@ -93,7 +94,7 @@ def train_plainly(base: str, script: Sequence[Sequence[Any]], *, settings: Mappi
     config = trainer_config(base, settings)
     model = plain_model(config)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=config.optimizer.lr, weight_decay=config.optimizer.weight_decay)
+    optimizer = torch.optim.AdamW(trained, lr=config.optimizer.rate.lr, weight_decay=config.optimizer.weight_decay)
     answers = []
     for _, seed, num_updates in script:
         batch = make_batch(seed, num_updates=num_updates)
@@ -165,7 +166,7 @@ def trainer_config(base: str, settings: Mapping[str, Any]) -> TrainerConfig:
         gradient_checkpointing=False,
         seed=7,
     )
-    optimizer = OptimizerConfig(lr=1e-3)
+    optimizer = OptimizerConfig(rate=LearningRate(lr=1e-3))
     config = TrainerConfig(
         policy=policy,
         optimizer=optimizer,
@@ -178,6 +179,8 @@ def trainer_config(base: str, settings: Mapping[str, Any]) -> TrainerConfig:
     changes: dict[str, Any] = {**settings, "kind": WeightKind(settings.get("kind", WeightKind.LORA))}
     changes.pop("kl", None)
     for_policy = {name: changes.pop(name) for name in list(changes) if hasattr(policy, name)}
+    for_rate = {name: changes.pop(name) for name in list(changes) if hasattr(optimizer.rate, name)}
+    optimizer = replace(optimizer, rate=replace(optimizer.rate, **for_rate))
     for_optimizer = {name: changes.pop(name) for name in list(changes) if hasattr(optimizer, name)}
     return replace(config, policy=replace(policy, **for_policy), optimizer=replace(optimizer, **for_optimizer), **changes)
 

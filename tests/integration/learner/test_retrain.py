@@ -12,6 +12,9 @@ from tests.forks.process import ForkingProcess
 pytestmark = pytest.mark.slow
 
 
+FALLING = {"lr_schedule": "cosine", "decay_steps": 12, "min_lr": 1e-5}
+
+
 def train_again(torch_process: ForkingProcess, base: Path, folder: Path, *, sections: dict[str, Any], **arguments: Any) -> dict[str, Any]:
     """A run, and in another process the same from its log."""
     given = {"folder": str(folder / "run"), "base": str(base), "sections": sections}
@@ -25,7 +28,7 @@ def train_again(torch_process: ForkingProcess, base: Path, folder: Path, *, sect
     ("sections", "from_start", "start"),
     [
         ({"policy": {"update": "lora"}}, True, 0),
-        ({"policy": {"update": "full"}, "learner": {"updates_per_step": 2, "kl": 0.01, "warmup_steps": 3}}, True, 0),
+        ({"policy": {"update": "full"}, "learner": {"updates_per_step": 2, "kl": 0.01, "warmup_steps": 3, **FALLING}}, True, 0),
         ({"policy": {"update": "lora"}, "learner": {"updates_per_step": 2, "weight_decay": 0.01}}, False, 1),
     ],
     ids=["adapter from the base", "all weights, two updates, from the base", "adapter from a checkpoint"],

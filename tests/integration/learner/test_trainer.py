@@ -183,6 +183,16 @@ def test_the_rate_warms_up(torch_process: ForkingProcess, base: Path) -> None:
     assert [step["lr"] for step in steps] == pytest.approx([2e-3, 3e-3, 4e-3])
 
 
+def test_the_rate_falls_and_goes_on_falling_from_a_checkpoint(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
+    settings = {"lr": 4e-3, "schedule": "linear", "decay_steps": 4, "min_lr": 2e-3}
+    through = [["step", 1], ["step", 2, 2], ["save", str(tmp_path / "saved")], ["step", 3], ["step", 4]]
+    rates = [step["lr"] for step in torch_process.run("train", base=str(base), script=through, settings=settings) if step]
+    assert rates == pytest.approx([4e-3, 3e-3, 2.5e-3, 2e-3])
+    resumed = [["load", str(tmp_path / "saved")], ["step", 3], ["step", 4]]
+    found = [step["lr"] for step in torch_process.run("train", base=str(base), script=resumed, settings=settings) if step]
+    assert found == rates[2:]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_logprobs_that_nobody_said_are_the_learner_s_own_at_the_step_s_start(
     torch_process: ForkingProcess, base: Path, tmp_path: Path, ranks: int

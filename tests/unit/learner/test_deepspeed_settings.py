@@ -10,17 +10,18 @@ import pytest
 pytest.importorskip("torch", reason="the settings stand beside torch code: install the extra 'learner'")
 
 from echo_learner.training.deepspeed_setup import OptimizerConfig, engine_settings
+from echo_learner.training.learning_rate import LearningRate
 from echo_schemas.errors import UserError
 
 
 def with_file(tmp_path: Path, content: object) -> OptimizerConfig:
     path = tmp_path / "ds.json"
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-    return OptimizerConfig(lr=1e-3, deepspeed=str(path))
+    return OptimizerConfig(rate=LearningRate(lr=1e-3), deepspeed=str(path))
 
 
 def test_ours_alone() -> None:
-    settings = engine_settings(OptimizerConfig(lr=1e-3, max_grad_norm=0.5), "bfloat16")
+    settings = engine_settings(OptimizerConfig(rate=LearningRate(lr=1e-3), max_grad_norm=0.5), "bfloat16")
     assert settings["zero_optimization"] == {"stage": 0}
     assert settings["bf16"] == {"enabled": True}
     assert settings["gradient_clipping"] == 0.5
@@ -62,4 +63,4 @@ def test_a_file_that_fights_us_is_refused(tmp_path: Path, content: object, sente
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"The DeepSpeed file .*nowhere.json cannot be read"):
-        engine_settings(OptimizerConfig(lr=1e-3, deepspeed=str(tmp_path / "nowhere.json")), "float32")
+        engine_settings(OptimizerConfig(rate=LearningRate(lr=1e-3), deepspeed=str(tmp_path / "nowhere.json")), "float32")
