@@ -307,8 +307,10 @@ class Intake:
             if self._woken or self._may_choose():
                 self._changed.notify_all()
             num_ready, num_open, num_bytes = self._assembler.num_ready, self._assembler.num_open, self._assembler.open_bytes
+            again = self._back_pressure.to_read_again()
             to_pause = self._back_pressure.to_pause()
         self._back_pressure.pause(to_pause)
+        self._back_pressure.go_back(again)
         self._metrics.groups_ready.set(num_ready)
         self._metrics.groups_open.set(num_open)
         self._metrics.open_bytes.set(num_bytes)
@@ -341,7 +343,8 @@ class Intake:
                 if self._evaluations.is_judging(record):
                     self._evaluations.add_reward(message.coordinates, record)
                     continue
-                self._on_reward(record)
+                if not self._back_pressure.is_again(message.coordinates):
+                    self._on_reward(record)
                 self._assembler.add_reward(message.coordinates, record)
             elif isinstance(record, RolloutRequest) and record.purpose is Purpose.TRAIN:
                 partition = partition_of(record.group_id, sum(name == TRAJECTORIES.name for name, _ in self._reader.places))

@@ -66,7 +66,9 @@ class GroupAssembler:
         self._open: dict[int, _Open] = {}
         self._by_place: dict[Coordinates, tuple[int, _Sample]] = {}
         self._early: dict[Coordinates, list[tuple[Coordinates, Reward]]] = {}
-        self._num_early = 0
+        self._num_early: Counter[int] = Counter()
+        # By partition, of the rewards that had no room: the lowest place of a record that they judge, and the lowest of their own.
+        self._forgotten: dict[int, tuple[int, int]] = {}
         # A heap of (minus the distance to the read position of its partition, place): the reward needed last comes first. Joined ones stay
         # for a while.
         self._far: list[tuple[int, int, int]] = []
@@ -103,10 +105,12 @@ class GroupAssembler:
     def add_reward(self, at: Coordinates, reward: Reward) -> None:
         """Take a record of `rewards`, which lies at `at`: join it with its trajectory, or keep it for a while if that was not read yet.
 
-        Ignored: a reward of a closed seq, and one whose record was read and is not open (dropped, of another run, no trajectory).
+        Ignored: a reward of a closed seq, one whose record was read and is not open (dropped, of another run, no trajectory), and one of a
+        record in another partition.
         """
         self._rewards_read_to[at.partition] = max(self._rewards_read_to.get(at.partition, 0), at.offset + 1)
-        if reward.run_id != self._run_id:
+        # A reward lies in the partition of its trajectory: what is read again, and from where a restart reads, is told by partition.
+        if reward.run_id != self._run_id or reward.of.partition != at.partition:
             return
         found = self._by_place.get(reward.of)
         if found is not None:
@@ -173,9 +177,25 @@ class GroupAssembler:
         return Counter(chain.from_iterable(group.partitions() for group in self._open.values() if group.chosen is not None))
 
     @property
-    def early_share(self) -> float:
-        """Rewards that are kept until their trajectory is read, as a share of the limit."""
-        return self._num_early / self._limits.max_early_rewards
+    def lacking_in(self) -> frozenset[int]:
+        """Partitions of whole groups that lack a reward."""
+        lacking = (group for group in self._open.values() if group.chosen is not None and group.ready is None)
+        return frozenset(chain.from_iterable(group.partitions() for group in lacking))
+
+    def early_shares(self) -> dict[int, float]:
+        """By partition, the rewards that are kept until their trajectory is read, as a share of the limit for all partitions."""
+        return {partition: count / self._limits.max_early_rewards for partition, count in self._num_early.items()}
+
+    def take_forgotten(self) -> dict[int, int]:
+        """By partition, from where `rewards` must be read again: a trajectory was read whose reward had no room before. Each is said once;
+        until it is read again, the partition counts as read up to there."""
+        needed = {partition: at for partition, (of, at) in self._forgotten.items() if of < self._read_to.get(partition, 0)}
+        for partition in needed:
+            del self._forgotten[partition]
+        # What lies further on is read anyway: the partition is being read again already.
+        found = {partition: at for partition, at in needed.items() if at < self._rewards_read_to[partition]}
+        self._rewards_read_to |= found
+        return found
 
     @property
     def floor(self) -> int:
@@ -270,6 +290,8 @@ class GroupAssembler:
         for kept in self._early.values():
             for at, _ in kept:
                 reward_lows[at.partition] = min(reward_lows[at.partition], at.offset)
+        for partition, (_, at_offset) in self._forgotten.items():
+            reward_lows[partition] = min(reward_lows[partition], at_offset)
         settled = {where for where, seq in self._settled.items() if seq not in self._closed}
         settled |= {where for where in self._restored_settled if where.offset >= self._read_to.get(where.partition, 0)}
         for where in settled:
@@ -396,23 +418,31 @@ class GroupAssembler:
         )
 
     def _keep_early(self, at: Coordinates, reward: Reward) -> None:
-        """Keep a reward until its trajectory is read. Over the limit, forget the reward whose place lies furthest ahead."""
-        if reward.of not in self._early:
+        """Keep a reward until its trajectory is read. Over the limit, forget the reward whose place lies furthest ahead until then."""
+        kept = self._early.get(reward.of)
+        if kept is None:
+            kept = self._early[reward.of] = []
             distance = reward.of.offset - self._read_to.get(reward.of.partition, 0)
             heappush(self._far, (-distance, reward.of.partition, reward.of.offset))
+        elif any(known == at for known, _ in kept):
+            # Read again, because of others that were forgotten.
+            return
         # The assembler does not use components and errors.
-        self._early.setdefault(reward.of, []).append((at, replace(reward, components={}, error=None)))
-        self._num_early += 1
-        while self._num_early > self._limits.max_early_rewards:
+        kept.append((at, replace(reward, components={}, error=None)))
+        self._num_early[at.partition] += 1
+        while self._num_early.total() > self._limits.max_early_rewards:
             _, partition, offset = heappop(self._far)
-            self._take_early(Coordinates(partition=partition, offset=offset))
+            for far, _ in self._take_early(Coordinates(partition=partition, offset=offset)):
+                lowest_of, lowest_at = self._forgotten.get(partition, (offset, far.offset))
+                self._forgotten[partition] = (min(lowest_of, offset), min(lowest_at, far.offset))
         if len(self._far) > 2 * (len(self._early) + self._limits.max_early_rewards):
             self._far = [far for far in self._far if Coordinates(partition=far[1], offset=far[2]) in self._early]
             heapify(self._far)
 
     def _take_early(self, where: Coordinates) -> list[tuple[Coordinates, Reward]]:
         kept = self._early.pop(where, [])
-        self._num_early -= len(kept)
+        if kept:
+            self._num_early[where.partition] -= len(kept)
         return kept
 
 

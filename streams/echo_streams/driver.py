@@ -101,6 +101,10 @@ class Consumer(driver.Consumer):
     def _new_consumer_thread(self) -> ConsumerThread:
         return ConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
+    def verify_event_path(self, now: float, tp: Any) -> None:
+        """Nothing: Faust counts events of a stream, which we pass by, and after five minutes it would report each moment's lag as a
+        standstill. The learner says what waits for rewards, and the watch of the loop what holds it up."""
+
     async def wait_first(self, *coros: Any, timeout: Any = None) -> WaitResults:
         """As mode's, but without a task for a coroutine that ends without waiting, as nearly every hand-over of a message does (half
         the CPU of a trajectory, measured)."""

@@ -89,6 +89,40 @@ def test_starting_again_goes_back(kit: Any, drop: Callable[..., Drop]) -> None:
         assert seqs_of(read_all(reader)) == list(range(20))
 
 
+def test_one_partition_is_read_again_from_an_offset_and_the_others_go_on(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS)
+    publish(kit, drop, range(100))
+    reader = kit.reader(DROPS)
+    reader.start()
+    everything = read_all(reader)
+    place = (DROPS.name, everything[0].partition)
+    whole = [message.offset for message in everything if message.partition == place[1]]
+    reader.go_back(place, 3)
+    assert reader.positions[place] == 3
+    again: list[Message] = []
+
+    def is_read() -> bool:
+        again.extend(reader.read(timeout_s=0.1))
+        return reader.positions[place] == len(whole) and place in reader.take_ends()
+
+    until(is_read, "the partition is read to its end again")
+    assert [(message.partition, message.offset) for message in again] == [(place[1], offset) for offset in whole[3:]]
+
+
+def test_going_back_behind_retention_begins_at_the_first_record(kit: Any, drop: Callable[..., Drop]) -> None:
+    kit.create(DROPS, num_partitions=1)
+    publish(kit, drop, range(100))
+    reader = kit.reader(DROPS)
+    reader.start()
+    assert len(read_all(reader)) == 100
+    place = (DROPS.name, 0)
+    admin = kit.cluster.admin()
+    for deleted in admin.delete_records([TopicPartition(kit.namespace.topic(DROPS), place[1], 5)]).values():
+        deleted.result(PATIENCE_S)
+    reader.go_back(place, 0)
+    assert reader.positions[place] == 5
+
+
 def test_bounds_say_where_partitions_begin_and_end_and_move_nothing(kit: Any, drop: Callable[..., Drop]) -> None:
     kit.create(DROPS)
     publish(kit, drop, range(50))

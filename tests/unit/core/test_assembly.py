@@ -27,6 +27,10 @@ def complete(work: GroupAssembler, seq: int = 0, first: int = 0, rewards_from: i
         work.add_reward(at(rewards_from + index), reward(at(first + index), seq, value=float(index), attempt=attempt))
 
 
+def early_share(work: GroupAssembler) -> float:
+    return sum(work.early_shares().values())
+
+
 def reasons(work: GroupAssembler) -> list[tuple[DropReason, int | None]]:
     return [(drop.why, drop.where.offset if drop.where else None) for drop in work.drain_drops()]
 
@@ -140,14 +144,14 @@ def test_early_rewards_are_bounded() -> None:
     work = assembler()
     for offset in range(8):
         work.add_reward(at(offset), reward(at(1_000 + offset), seq=50))
-    assert work.early_share == 1.0
+    assert early_share(work) == 1.0
 
 
 def test_a_reward_for_a_record_that_does_not_exist_is_ignored() -> None:
     work = assembler()
     work.skip_to(0, 100)
     work.add_reward(at(0), reward(at(5), seq=3))
-    assert (work.num_open, work.early_share) == (0, 0.0)
+    assert (work.num_open, early_share(work)) == (0, 0.0)
 
 
 def test_late_rewards_change_nothing() -> None:
@@ -155,7 +159,7 @@ def test_late_rewards_change_nothing() -> None:
     complete(work)
     before = work.take(0)
     work.add_reward(at(200), reward(at(0), value=5.0))
-    assert work.early_share == 0.0
+    assert early_share(work) == 0.0
     assert before.members[0].scores["exact"].value == 0.0
 
 
@@ -164,7 +168,7 @@ def test_other_runs_and_other_purposes_are_passed_over() -> None:
     work.add_trajectory(at(0), trajectory(0, 0, run_id="other"))
     work.add_trajectory(at(1), trajectory(0, 0, purpose=Purpose.EVAL))
     work.add_reward(at(0), reward(at(0), run_id="other"))
-    assert work.early_share == 0.0
+    assert early_share(work) == 0.0
     assert (work.num_open, reasons(work)) == (0, [])
 
 
@@ -313,10 +317,44 @@ def test_of_too_many_early_rewards_those_that_are_needed_last_are_forgotten() ->
     work.add_reward(at(0), reward(at(10**12), value=9.0))
     for index in range(5):
         work.add_reward(at(1 + index), reward(at(index), index // 2, index=index % 2))
-    assert work.early_share == 1.0
+    assert early_share(work) == 1.0
     for index in range(4):
         work.add_trajectory(at(index), trajectory(index // 2, index % 2))
     assert [group.seq for group in work.ready] == [0, 1]
+
+
+def test_a_reward_that_had_no_room_is_asked_for_when_its_trajectory_is_read_and_a_restart_begins_before_it() -> None:
+    work = assembler(limits=replace(LIMITS, max_early_rewards=2))
+    for index in range(4):
+        work.add_reward(at(10 + index), reward(at(index), index // 2, index=index % 2))
+    assert work.take_forgotten() == {}, "no trajectory lacks one yet"
+    assert work.state().reward_lows == {0: 10}
+    for index in range(3):
+        work.add_trajectory(at(index), trajectory(index // 2, index % 2))
+    assert work.take_forgotten() == {0: 12}
+    assert work.take_forgotten() == {}, "each is said once"
+    work.add_trajectory(at(3), trajectory(1, 1))
+    work.take(0)
+    assert work.state().reward_lows == {0: 12}, "they are not read again yet"
+    for index in range(2, 4):
+        work.add_reward(at(10 + index), reward(at(index), index // 2, index=index % 2))
+    assert [group.seq for group in work.ready] == [1]
+    assert work.lacking_in == frozenset()
+
+
+def test_a_reward_that_is_read_again_takes_no_more_room() -> None:
+    work = assembler()
+    for _ in range(2):
+        work.add_reward(at(0), reward(at(5)))
+    assert work.early_shares() == {0: 0.2}
+
+
+def test_a_reward_of_a_record_in_another_partition_judges_nothing() -> None:
+    work = assembler()
+    for index in range(2):
+        work.add_trajectory(at(index), trajectory(0, index))
+        work.add_reward(at(index, 1), reward(at(index), index=index))
+    assert not work.ready
 
 
 def test_an_early_reward_keeps_what_is_trained_on_and_not_what_was_said_beside_it() -> None:

@@ -9,7 +9,7 @@ then everything after the last checkpoint never happened, and it reads again fro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,12 +62,20 @@ class Learner:
         if offset < len(self.log.trajectories[partition]):
             self.assembler.add_trajectory(at(offset, partition), self.log.trajectories[partition][offset])
             self.positions[partition] += 1
+            self.go_back()
 
     def read_reward(self, partition: int) -> None:
         offset = self.reward_positions[partition]
         if offset < len(self.log.rewards[partition]):
             self.assembler.add_reward(at(offset, partition), self.log.rewards[partition][offset])
             self.reward_positions[partition] += 1
+            self.go_back()
+
+    def go_back(self) -> None:
+        """As the intake does after each read."""
+        for partition, offset in self.assembler.take_forgotten().items():
+            assert offset < self.reward_positions[partition], "it was read before"
+            self.reward_positions[partition] = offset
 
     def take(self) -> None:
         for group in self.assembler.ready[:1]:
@@ -217,6 +225,37 @@ def test_every_group_with_a_whole_attempt_is_yielded_in_the_end(steps: list[tupl
             seen.setdefault((record.seq, record.attempt), set()).add(record.index)
         whole |= {seq for (seq, _), indices in seen.items() if len(indices) == GROUP_SIZE}
     assert {group.seq for group in learner.yielded} == whole
+
+
+reads = st.tuples(st.sampled_from(["read", "read reward", "read reward", "take", "checkpoint", "crash"]), st.integers(0, PARTITIONS - 1))
+
+
+@settings(max_examples=examples(120))
+@given(st.permutations(range(12)), st.lists(reads, min_size=40, max_size=80), st.integers(1, 4))
+def test_rewards_that_were_written_once_are_enough_however_little_room_there_is(
+    order: list[int], moves: list[tuple[str, int]], room: int
+) -> None:
+    """Reading `rewards` far ahead of `trajectories`, in another order, loses none: what had no room is read again."""
+    log = Log()
+    for seq in range(12):
+        log.trajectories[partition_of(seq)] += [trajectory(seq, index) for index in range(GROUP_SIZE)]
+    for seq in order:
+        for index in range(GROUP_SIZE):
+            _score(log, at(seq // PARTITIONS * GROUP_SIZE + index, partition_of(seq)), value=float(seq))
+    learner = Learner(log, replace(ROOMY, max_early_rewards=room))
+    for what, partition in moves:
+        if what == "read":
+            learner.read_trajectory(partition)
+        elif what == "read reward":
+            learner.read_reward(partition)
+        else:
+            {"take": learner.take, "checkpoint": learner.checkpoint, "crash": learner.start}[what]()
+    learner.read_all()
+    for _ in range(12):
+        learner.take()
+    learner.checkpoint()
+    assert sorted(group.seq for group in learner.yielded) == list(range(12))
+    check(learner)
 
 
 @settings(max_examples=examples(120))

@@ -48,6 +48,8 @@ class ScriptedReader:
         self.closed = False
         self.reachable: frozenset[Any] = frozenset()
         self.num_looks = 0
+        self.given: list[Message] = []
+        self.went_back: list[tuple[Any, int]] = []
         self.positions = dict.fromkeys(_PLACES, 0)
         self.fed: queue.Queue[list[Message] | Exception] = queue.Queue()
 
@@ -67,7 +69,15 @@ class ScriptedReader:
             raise messages
         for message in messages:
             self.positions[message.topic.name, message.partition] = message.offset + 1
+        self.given += [message for message in messages if message not in self.given]
         return messages
+
+    def go_back(self, place: Any, offset: int) -> None:
+        """What was fed of the partition comes again."""
+        self.positions[place] = offset
+        again = [message for message in self.given if (message.topic.name, message.partition) == place and message.offset >= offset]
+        self.fed.put(again)
+        self.went_back.append((place, offset))
 
     def take_ends(self, then_look: Iterable[Any]) -> frozenset[Any]:
         self.num_looks += 1
@@ -260,6 +270,39 @@ def test_rewards_wait_in_the_log_too_when_many_of_unread_trajectories_are_held()
     setup.wait_until(lambda: setup.reader.paused == set(_PLACES), "both topics are paused")
     assert setup.batch() == [0, 1]
     setup.wait_until(lambda: not setup.reader.paused, "both are read again")
+    setup.intake.close()
+
+
+def test_a_partition_of_rewards_is_read_on_while_a_whole_group_of_it_lacks_one() -> None:
+    """The rewards of the other partition are far ahead; what they would displace is not read."""
+    setup = Setup(max_early_rewards=10)
+    setup.reader.places = (*_PLACES, *_OTHER_PLACES)
+    setup.reader.positions = dict.fromkeys(setup.reader.places, 0)
+    setup.intake.start(None)
+    for number in range(MAX_READY):
+        setup.feed_group(number, number)
+    setup.feed_members(0, MAX_READY, partition=1)
+    for number in range(MAX_READY, MAX_READY + 3):
+        setup.feed_rewards(number, number + 1)
+    setup.wait_until(lambda: setup.reader.paused == set(_PLACES), "the first partition of both topics is paused")
+    setup.feed_rewards(0, MAX_READY, partition=1)
+    setup.wait_until(lambda: setup.intake.num_ready == MAX_READY + 1, "the other one is read")
+    setup.intake.close()
+
+
+def test_rewards_that_had_no_room_are_read_again_when_their_trajectories_come() -> None:
+    setup = Setup(max_early_rewards=4)
+    failures: list[Any] = []
+    setup.intake.call_on_reward(failures.append, lambda reward: True)
+    setup.intake.start(None)
+    for number in range(6):
+        setup.feed_rewards(number, number)
+    for number in range(6):
+        setup.feed_members(number, number)
+    setup.wait_until(lambda: setup.intake.num_ready == 6, "every group has its rewards")
+    assert setup.reader.went_back[0] == ((REWARDS.name, 0), 4)
+    assert len(failures) == 6 * GROUP_SIZE, "each reward is told once"
+    assert setup.batch() == [0, 1]
     setup.intake.close()
 
 
