@@ -68,7 +68,7 @@ class Problem:
 
 def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Problem]:
     """Every finding, in the order of the checks."""
-    for look in (_base, _task, _loss, _engines, _money, _rewards, _evaluations, _offline, _weights, _folders, _memory, _trust):
+    for look in (_base, _task, _loss, _staleness, _engines, _money, _rewards, _evaluations, _offline, _weights, _folders, _memory, _trust):
         yield from _guarded(look, settings)
     if not quickly:
         for look in (_prompt_fits, _reward_calls, _cluster, _registry):
@@ -152,6 +152,16 @@ def _loss(settings: Settings) -> Iterator[Problem]:
             json.loads(Path(settings.learner.deepspeed).read_text(encoding="utf-8"))
         except (OSError, ValueError) as exc:
             yield Problem(f"[learner] deepspeed names {settings.learner.deepspeed}, which cannot be read: {exc}.")
+
+
+def _staleness(settings: Settings) -> Iterator[Problem]:
+    staleness = settings.staleness
+    if settings.run.mode != "sequential" and staleness.admission == "free" and staleness.over_budget == "downweight":
+        message = (
+            "Samples of any age are trained, and nothing holds the workers back: where they make more than is trained, samples grow older "
+            "to the end of the run, and teach less and less."
+        )
+        yield Problem(message, 'Write [staleness] admission = "pace", or over_budget = "drop".', is_note=True)
 
 
 def _engines(settings: Settings) -> None:

@@ -271,3 +271,11 @@ def test_keys_that_are_missing_are_said_before_anything_starts(tmp_path: Path) -
 def test_few_whole_groups_an_update_are_a_note(settings: Any, groups: int, updates: int, split: str, *, is_told: bool) -> None:
     found = notes(settings(learner={"groups_per_step": groups, "updates_per_step": updates, "split": split}))
     assert any("whole groups" in note for note in found) is is_told
+
+
+@pytest.mark.parametrize(
+    ("admission", "over_budget", "is_told"), [("free", "downweight", True), ("free", "drop", False), ("pace", "downweight", False)]
+)
+def test_samples_that_may_grow_older_without_end_are_a_note(settings: Any, admission: str, over_budget: str, *, is_told: bool) -> None:
+    found = notes(settings(staleness={"admission": admission, "over_budget": over_budget}))
+    assert any("grow older" in note for note in found) is is_told
