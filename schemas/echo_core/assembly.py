@@ -23,6 +23,8 @@ from echo_schemas.records import Coordinates, DropReason, Purpose, Reward, Rewar
 
 # Memory of a record beside its arrays and texts.
 _RECORD_BYTES = 2_048
+# Of the limit in bytes, what eviction leaves.
+_EVICT_TO = 0.95
 
 
 @dataclass(slots=True)
@@ -341,9 +343,15 @@ class GroupAssembler:
             oldest = min(seq for seq, group in self._open.items() if group.chosen is None)
             detail = f"More than {self._limits.max_open_groups} groups without a whole attempt were open."
             self._drop_group(self._open[oldest], DropReason.EVICTED, detail)
-        while self.open_bytes > self._limits.max_open_bytes:
-            largest = max(self._open.values(), key=lambda each: (each.num_bytes, -each.seq))
-            self._drop_group(largest, DropReason.EVICTED, f"Open groups held more than {self._limits.max_open_bytes} bytes.")
+        if self.open_bytes > self._limits.max_open_bytes:
+            self._evict_largest()
+
+    def _evict_largest(self) -> None:
+        """Let the largest groups go until some room is left: a look at all groups for each record would cost more than the record."""
+        for group in sorted(self._open.values(), key=lambda each: (-each.num_bytes, each.seq)):
+            if self.open_bytes <= _EVICT_TO * self._limits.max_open_bytes:
+                return
+            self._drop_group(group, DropReason.EVICTED, f"Open groups held more than {self._limits.max_open_bytes} bytes.")
 
     def _join(self, seq: int, sample: _Sample, at: Coordinates, reward: Reward) -> None:
         """Keep the scored reward with the lowest offset, in any order of arrival; an unscored one only until a scored one comes."""

@@ -375,3 +375,15 @@ def test_over_the_limit_in_bytes_the_largest_group_is_let_go() -> None:
     assert work.open_bytes < 10_000
     work.take(0)
     assert work.open_bytes == 0
+
+
+def test_eviction_leaves_some_room_so_that_not_every_record_looks_at_every_group() -> None:
+    work = assembler(limits=replace(LIMITS, max_open_groups=1_000, max_open_bytes=500_000))
+    for number in range(2_000):
+        work.add_trajectory(at(number), trajectory(number, 0))
+        if work.has_drops:
+            break
+    drops = work.drain_drops()
+    assert {drop.why for drop in drops} == {DropReason.EVICTED}
+    assert 0.94 * 500_000 < work.open_bytes <= 0.95 * 500_000
+    assert [drop.seq for drop in drops if drop.where is None] == list(range(len(drops) // 2)), "of equal ones the oldest"
