@@ -8,7 +8,6 @@ have no room are read again as soon as their trajectories are read.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
 from echo_bus.reading.reader import LogReader, Place
@@ -32,13 +31,15 @@ class BackPressure:
         self._max_whole = 2 * (policy.budget + 2) * policy.groups_per_step
         self._max_bytes = max_bytes
         self._paused: frozenset[Place] = frozenset()
-        # By partition of `rewards` that is read again, where that ends.
+        self._is_over = False
+        # By partition of `rewards` that is read again: where that ends, and, until a record has come, where it begins.
         self._again: dict[int, int] = {}
+        self._sent_back: dict[int, int] = {}
 
     @property
     def is_full(self) -> bool:
         """Whether enough is read, so that the rest can wait in the log; a batch of whole groups is read in any case."""
-        return self._holds(self._max_whole)
+        return not self._is_over and self._holds(self._max_whole)
 
     @property
     def lacks_rewards(self) -> bool:
@@ -47,31 +48,41 @@ class BackPressure:
 
     def end(self) -> None:
         """Pause nothing from now on."""
-        self._max_whole = self._max_bytes = sys.maxsize
+        self._is_over = True
 
     def to_pause(self) -> frozenset[Place]:
-        """The partitions that are to be paused."""
-        if not self._holds(self._max_whole + 1):
-            return frozenset()
-        rewards, ahead = ({place for place in self._reader.places if place[0] == topic.name} for topic in (REWARDS, TRAJECTORIES))
-        # A group and its rewards lie in one partition, so a partition that is behind must not take the room of the others.
-        if self._assembler.open_bytes <= self._max_bytes:
-            whole_in = self._assembler.whole_in
-            ahead = {place for place in ahead if whole_in[place[1]] * len(ahead) > self._max_whole}
+        """The partitions that are to be paused. A group and its rewards lie in one partition, so each of them is judged by itself: one that
+        is behind must not take the room of the others."""
+        return frozenset(self._full() | self._early())
+
+    def _full(self) -> set[Place]:
+        """The partitions of `trajectories` with more than their share of the groups that may be held."""
+        places = {place for place in self._reader.places if place[0] == TRAJECTORIES.name}
+        if self._is_over or not self._holds(self._max_whole + 1):
+            return set()
+        if self._assembler.open_bytes > self._max_bytes:
+            return places
+        whole_in = self._assembler.whole_in
+        return {place for place in places if whole_in[place[1]] * len(places) > self._max_whole}
+
+    def _early(self) -> set[Place]:
+        """The partitions of `rewards` with more than their share of the rewards of unread trajectories."""
         shares = self._assembler.early_shares()
-        if sum(shares.values()) > _MANY_EARLY:
-            lacking = self._assembler.lacking_in | self._again.keys()
-            much = {partition for partition, share in shares.items() if share * len(rewards) > _MANY_EARLY}
-            ahead |= {place for place in rewards if place[1] in much - lacking}
-        return frozenset(ahead)
+        if sum(shares.values()) <= _MANY_EARLY:
+            return set()
+        places = {place for place in self._reader.places if place[0] == REWARDS.name}
+        # The client forgets that it was sent back if it is paused before a record has come.
+        kept = self._assembler.lacking_in | self._sent_back.keys()
+        return {place for place in places if place[1] not in kept and shares.get(place[1], 0.0) * len(places) > _MANY_EARLY}
 
     def to_read_again(self) -> dict[int, int]:
         """Where to `go_back` to now, by partition of `rewards`: some had no room when they were read, and are needed."""
-        positions = self._reader.positions
-        self._again = {partition: end for partition, end in self._again.items() if positions[REWARDS.name, partition] < end}
+        positions = {partition: offset for (topic, partition), offset in self._reader.positions.items() if topic == REWARDS.name}
+        self._again = {partition: end for partition, end in self._again.items() if positions[partition] < end}
+        self._sent_back = {partition: begin for partition, begin in self._sent_back.items() if positions[partition] <= begin}
         wanted = self._assembler.take_forgotten()
-        for partition in wanted:
-            self._again.setdefault(partition, positions[REWARDS.name, partition])
+        self._again = {partition: positions[partition] for partition in wanted} | self._again
+        self._sent_back |= wanted
         return wanted
 
     def is_again(self, at: Coordinates) -> bool:
@@ -81,7 +92,11 @@ class BackPressure:
     def go_back(self, wanted: Mapping[int, int]) -> None:
         """Read partitions of `rewards` again, from these offsets. Raises TransportError."""
         for partition, offset in wanted.items():
-            self._reader.go_back((REWARDS.name, partition), offset)
+            self._sent_back[partition] = self._reader.go_back((REWARDS.name, partition), offset)
+
+    def is_ahead(self, place: Place) -> bool:
+        """Whether `place` is a paused partition of `rewards`: many of unread trajectories were read of it, and no whole group lacks any."""
+        return place in self._paused and place[0] == REWARDS.name
 
     def pause(self, places: frozenset[Place]) -> None:
         """Pause exactly `places`."""

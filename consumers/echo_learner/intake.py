@@ -221,7 +221,10 @@ class Intake:
         """As fields of Progress: the seqs from `base` on that were seen, and up to when the log is read. From any thread."""
         with self._changed:
             seen = self._assembler.seen_from(base)
-            read_s = min(self._at_end_s.values()) if self._at_end_s and self._goal.keys() <= self._at_end_s.keys() else None
+            # A request is answered by trajectories or a dead letter, so `rewards`, which may be paused, does not count.
+            ends = [self._at_end_s.get(place) for place in self._goal if place[0] != REWARDS.name]
+            known = [end for end in ends if end is not None]
+            read_s = min(known) if known and len(known) == len(ends) else None
         return {"seen": seen, "read_s": read_s}
 
     def close(self) -> None:
@@ -376,7 +379,8 @@ class Intake:
                 self._assembler.skip_rewards_to(partition, position)
         if not self._rewards_caught_up:
             self._rewards_caught_up = self._reader.has_reached({at: end for at, end in self._goal.items() if at[0] == REWARDS.name})
-        if not self.is_caught_up and self._reader.has_reached(self._goal):
+        goal = {place: end for place, end in self._goal.items() if not self._back_pressure.is_ahead(place)}
+        if not self.is_caught_up and self._reader.has_reached(goal):
             self.is_caught_up = True
             for seq, why, detail in self._to_close:
                 self._assembler.drop_group(seq, why, detail)

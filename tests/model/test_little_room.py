@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_core.groups import AssemblyLimits
-from echo_learner import parts
 from echo_learner.back_pressure import BackPressure
+from echo_learner.training.config import assembly_limits
 from echo_settings import Settings
 from tests.model.conftest import MakeScenario
 from tests.model.disk import Loss
@@ -25,17 +25,17 @@ _EACH = {Fate.KILL: 17, Fate.PAUSE: 61}
 @pytest.fixture
 def num_times_back(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One reward has room. Returns how many partitions were gone back in, each time."""
-    limits, go_back = parts.assembly_limits, BackPressure.go_back
+    go_back = BackPressure.go_back
     found: list[int] = []
 
     def narrow(settings: Settings) -> AssemblyLimits:
-        return replace(limits(settings), max_early_rewards=1)
+        return replace(assembly_limits(settings), max_early_rewards=1)
 
     def counted(pressure: BackPressure, wanted: dict[int, int]) -> None:
         found.append(len(wanted))
         go_back(pressure, wanted)
 
-    monkeypatch.setattr(parts, "assembly_limits", narrow)
+    monkeypatch.setattr("echo_learner.parts.assembly_limits", narrow)
     monkeypatch.setattr(BackPressure, "go_back", counted)
     return found
 

@@ -249,8 +249,9 @@ class LogReader:
         """Fetch again, from the positions."""
         self._consumer.resume(self._physical_of(places))
 
-    def go_back(self, place: Place, offset: int) -> None:
-        """Read a partition that is not paused again, from `offset` on, or from its first record if that is later. Raises TransportError."""
+    def go_back(self, place: Place, offset: int) -> int:
+        """Read a partition that is not paused again: from `offset` on, or from its first record if that is later; returns from where. Until
+        a record has come it must not be paused. Raises TransportError."""
         name, partition = place
         low, _ = watermarks(self._consumer, [(self._physical[name], partition)])[self._physical[name], partition]
         self._positions[place] = max(offset, low)
@@ -258,6 +259,7 @@ class LogReader:
             self._consumer.seek(TopicPartition(self._physical[name], partition, self._positions[place]))
         for known in (self._at_end, self._ends_seen, self._ends_asked):
             known.discard(place)
+        return self._positions[place]
 
     def close(self) -> None:
         self._consumer.close()

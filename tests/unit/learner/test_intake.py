@@ -48,6 +48,7 @@ class ScriptedReader:
         self.closed = False
         self.reachable: frozenset[Any] = frozenset()
         self.num_looks = 0
+        self.goal: dict[Any, int] = {}
         self.given: list[Message] = []
         self.went_back: list[tuple[Any, int]] = []
         self.positions = dict.fromkeys(_PLACES, 0)
@@ -55,7 +56,7 @@ class ScriptedReader:
 
     def start(self, positions: Mapping[Any, int]) -> dict[Any, int]:
         self.started_at = positions
-        return {(TRAJECTORIES.name, 0): self.end}
+        return self.goal or {(TRAJECTORIES.name, 0): self.end}
 
     def has_reached(self, ends: Mapping[Any, int]) -> bool:
         return all(self.positions[place] >= end for place, end in ends.items())
@@ -72,12 +73,14 @@ class ScriptedReader:
         self.given += [message for message in messages if message not in self.given]
         return messages
 
-    def go_back(self, place: Any, offset: int) -> None:
+    def go_back(self, place: Any, offset: int) -> int:
         """What was fed of the partition comes again."""
+        assert place not in self.paused, "the client would forget it"
         self.positions[place] = offset
         again = [message for message in self.given if (message.topic.name, message.partition) == place and message.offset >= offset]
         self.fed.put(again)
         self.went_back.append((place, offset))
+        return offset
 
     def take_ends(self, then_look: Iterable[Any]) -> frozenset[Any]:
         self.num_looks += 1
@@ -269,7 +272,24 @@ def test_rewards_wait_in_the_log_too_when_many_of_unread_trajectories_are_held()
         setup.feed_rewards(number, number)
     setup.wait_until(lambda: setup.reader.paused == set(_PLACES), "both topics are paused")
     assert setup.batch() == [0, 1]
-    setup.wait_until(lambda: not setup.reader.paused, "both are read again")
+    setup.wait_until(lambda: setup.reader.paused == {_PLACES[1]}, "trajectories are read again")
+    for number in range(MAX_READY + 1, MAX_READY + 4):
+        setup.feed_members(number, number)
+    setup.wait_until(lambda: setup.reader.paused == {_PLACES[0]}, "and when they have come, rewards, but there are enough trajectories")
+    setup.intake.close()
+
+
+def test_rewards_of_trajectories_that_never_come_hold_up_no_start() -> None:
+    """They are not read to the log's end, but no group lacks what lies there."""
+    setup = Setup(max_early_rewards=4)
+    setup.reader.goal = {(TRAJECTORIES.name, 0): 4, (REWARDS.name, 0): 1_000}
+    setup.intake.start(None)
+    for number in range(100, 102):
+        setup.feed_rewards(number, number)
+    for number in range(2):
+        setup.feed_group(number, number)
+    setup.wait_until(lambda: setup.reader.paused == {(REWARDS.name, 0)}, "rewards are far enough ahead")
+    assert setup.batch() == [0, 1]
     setup.intake.close()
 
 
