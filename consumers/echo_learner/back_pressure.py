@@ -16,8 +16,9 @@ from echo_core.policy import StalenessPolicy
 from echo_schemas.records import Coordinates
 from echo_schemas.topics import REWARDS, TRAJECTORIES
 
-# `rewards` may be paused from this share of the assembler's limit on rewards of unread trajectories; above the limit they have no room.
-_MANY_EARLY = 0.5
+# `rewards` may be paused from this share of the assembler's limit on rewards of unread trajectories; above the limit they have no room. It
+# stays paused down to a smaller share, because the client throws away what it has fetched of a partition that is paused.
+_MANY_EARLY, _FEW_EARLY = 0.5, 0.25
 
 
 class BackPressure:
@@ -44,7 +45,7 @@ class BackPressure:
     @property
     def lacks_rewards(self) -> bool:
         """Whether a whole group waits for a reward."""
-        return bool(self._assembler.lacking_in)
+        return self._assembler.num_ready < self._assembler.num_whole
 
     def end(self) -> None:
         """Pause nothing from now on."""
@@ -68,12 +69,16 @@ class BackPressure:
     def _early(self) -> set[Place]:
         """The partitions of `rewards` with more than their share of the rewards of unread trajectories."""
         shares = self._assembler.early_shares()
-        if sum(shares.values()) <= _MANY_EARLY:
+        paused = {place for place in self._paused if place[0] == REWARDS.name}
+        if not paused and sum(shares.values()) <= _MANY_EARLY:
             return set()
         places = {place for place in self._reader.places if place[0] == REWARDS.name}
         # The client forgets that it was sent back if it is paused before a record has come.
         kept = self._assembler.lacking_in | self._sent_back.keys()
-        return {place for place in places if place[1] not in kept and shares.get(place[1], 0.0) * len(places) > _MANY_EARLY}
+        much = {place for place in places if place[1] not in kept and shares.get(place[1], 0.0) * len(places) > _FEW_EARLY}
+        if sum(shares.values()) <= _MANY_EARLY:
+            return much & paused
+        return {place for place in much if place in paused or shares[place[1]] * len(places) > _MANY_EARLY}
 
     def to_read_again(self) -> dict[int, int]:
         """Where to `go_back` to now, by partition of `rewards`: some had no room when they were read, and are needed."""
