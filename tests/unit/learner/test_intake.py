@@ -273,9 +273,12 @@ def test_rewards_wait_in_the_log_too_when_many_of_unread_trajectories_are_held()
     setup.wait_until(lambda: setup.reader.paused == set(_PLACES), "both topics are paused")
     assert setup.batch() == [0, 1]
     setup.wait_until(lambda: setup.reader.paused == {_PLACES[1]}, "trajectories are read again")
-    for number in range(MAX_READY + 1, MAX_READY + 4):
+    setup.feed_members(MAX_READY + 1, MAX_READY + 1)
+    setup.wait_until(lambda: setup.intake.num_ready == MAX_READY, "one of the groups has come")
+    assert _PLACES[1] in setup.reader.paused, "few would be read before it is paused again"
+    for number in range(MAX_READY + 2, MAX_READY + 4):
         setup.feed_members(number, number)
-    setup.wait_until(lambda: setup.reader.paused == {_PLACES[0]}, "and when they have come, rewards, but there are enough trajectories")
+    setup.wait_until(lambda: setup.reader.paused == {_PLACES[0]}, "rewards are read again, and there are enough trajectories")
     setup.intake.close()
 
 
