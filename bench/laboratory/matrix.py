@@ -16,6 +16,7 @@ from echo_schemas.errors import UserError
 HELD_OUT, FINAL = "held-out", "final"
 """The evaluations of each cell: at intervals, and of the last version with more prompts."""
 _RUN = "learning"
+_EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +80,15 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
 
 
 def _cell(content: Mapping[str, Any], task: str, condition: str, seed: int, choice: Choice) -> Cell:
-    asked, changed = _entry(content, "tasks", task), _condition(content, condition)
-    packaged = resources.files("echo_ops.demo").joinpath(f"{asked['demo']}.toml").read_text(encoding="utf-8")
-    base = tomllib.loads(packaged)
+    asked, changed = _like(content, "tasks", task), _like(content, "conditions", condition)
+    base = merged(_base(asked), asked.get("settings", {}))
     steps = content["steps"] if choice.steps is None else choice.steps
     own = {
         "run": {"name": _RUN, "seed": seed},
         "learner": {"steps": steps},
         "eval": _evaluations(content["evaluation"], steps, list(base["rewards"])),
     }
-    # Else the demo's lead of two steps would be combined with another budget.
-    base["staleness"] = {}
-    settings = merged(merged(merged(base, asked.get("settings", {})), own), changed.get("settings", {}))
+    settings = merged(merged(base, own), changed.get("settings", {}))
     if choice.engine is not None:
         # The engine "elsewhere" contains another engine.
         is_inside = ":" in settings["rollout"]["engine"]
@@ -105,9 +103,24 @@ def _cell(content: Mapping[str, Any], task: str, condition: str, seed: int, choi
     )
 
 
-def _condition(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    own = _entry(content, "conditions", name)
-    return merged(_condition(content, own["like"]), own) if "like" in own else dict(own)
+def _base(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The run file that a task begins with: a packaged demo's, or an example's without some of its sections and keys."""
+    if "demo" in asked:
+        base = tomllib.loads(resources.files("echo_ops.demo").joinpath(f"{asked['demo']}.toml").read_text(encoding="utf-8"))
+        # Else the demo's lead of two steps would be combined with another budget.
+        base["staleness"] = {}
+        return base
+    base = tomllib.loads((_EXAMPLES / asked["example"]).read_text(encoding="utf-8"))
+    for name in asked["without"]:
+        section, _, key = name.rpartition(".")
+        (base[section] if section else base).pop(key, None)
+    return base
+
+
+def _like(content: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:
+    """An entry over the one that it is like."""
+    own = _entry(content, kind, name)
+    return merged(_like(content, kind, own["like"]), own) if "like" in own else dict(own)
 
 
 def _evaluations(wanted: Mapping[str, Any], steps: int, rewards: Sequence[str]) -> list[dict[str, Any]]:
