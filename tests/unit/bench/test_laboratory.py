@@ -17,7 +17,7 @@ from laboratory.results import Curve, Evaluated, Result, read_result, write_resu
 from laboratory.statements import Verdict, check_less, check_within, findings, seeds_needed
 
 from echo_schemas.errors import UserError
-from echo_settings import Settings
+from echo_settings import Settings, load_settings
 
 _MATRIX = Path(__file__).parents[3] / "bench" / "laboratory" / "matrix.toml"
 _SETS = tuple(tomllib.loads(_MATRIX.read_text(encoding="utf-8"))["sets"])
@@ -97,6 +97,27 @@ def test_the_command_line_wins_over_the_file() -> None:
     assert [section.every for section in settings.eval] == [0, 0]
     elsewhere = Settings.model_validate(cell("s3-elsewhere", engine="transformers").settings).rollout
     assert (elsewhere.engine, elsewhere.options["engine"]) == ("laboratory.parts:Elsewhere", "transformers")
+
+
+@pytest.mark.parametrize("each", load_cells(_MATRIX, "papers", Choice()), ids=lambda each: each.task)
+def test_a_twin_differs_from_its_paper_s_run_in_sizes_alone(each: Cell) -> None:
+    asked = tomllib.loads(_MATRIX.read_text(encoding="utf-8"))["tasks"][each.task]
+    paper, twin = load_settings(_MATRIX.parents[2] / "examples" / asked["example"], {}), Settings.model_validate(each.settings)
+    assert (twin.run.mode, twin.budget, twin.lead, twin.publication_period) == (
+        paper.run.mode,
+        paper.budget,
+        paper.lead,
+        paper.publication_period,
+    )
+    assert (twin.rollout.group_size, twin.rollout.top_p, twin.rollout.temperature) == (
+        paper.rollout.group_size,
+        paper.rollout.top_p,
+        paper.rollout.temperature,
+    )
+    assert (twin.policy.update, twin.policy.lora) == (paper.policy.update, paper.policy.lora)
+    sizes = {"groups_per_step": 1, "lr": 1.0, "steps": 1, "ranks": 1, "deepspeed": "", "gradient_checkpointing": False}
+    sizes |= {"micro_batch_tokens": 1, "price_per_hour": 0.0}
+    assert twin.learner.model_copy(update=sizes) == paper.learner.model_copy(update=sizes)
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
