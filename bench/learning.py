@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from command import save
-from laboratory.matrix import Cell, Choice, load_cells, names_in_order
+from laboratory.matrix import Cell, Choice, conditions_of_sets, load_cells, names_in_order
 from laboratory.page import draw, figures, put_into, tables
 from laboratory.results import Result, read_result, write_result
 
@@ -163,7 +163,7 @@ def main() -> int:
         _say(f"{exc.message} {exc.hint}")
         return 2
     if arguments.picture is not None and tasks:
-        draw(tasks, arguments.picture)
+        draw(tasks, conditions_of_sets(arguments.matrix), arguments.picture)
     save(arguments.json, figures(tasks))
     return 1 if num_failed else 0
 

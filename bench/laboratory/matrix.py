@@ -65,6 +65,11 @@ def names_in_order(path: Path) -> tuple[list[str], list[str]]:
     return list(tasks), list(conditions)
 
 
+def conditions_of_sets(path: Path) -> dict[str, list[str]]:
+    """The conditions of each set."""
+    return {name: list(chosen["conditions"]) for name, chosen in tomllib.loads(path.read_text(encoding="utf-8"))["sets"].items()}
+
+
 def as_toml(content: Mapping[str, Any]) -> str:
     """A run file: one line a section."""
     return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in content.items())

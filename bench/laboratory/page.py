@@ -137,16 +137,34 @@ _AXES: Sequence[tuple[str, Callable[[Result, int], float]]] = (
 )
 
 
-def draw(tasks: Mapping[str, Runs], picture: Path) -> None:
-    """For each task the batch's reward (mean over ten steps) and the held-out accuracy, by step, by wall time and by samples. A line is the
-    mean over seeds at the same step, its shade one standard error; dots are evaluations. By wall time only cells that are timed."""
+def rows_of(tasks: Mapping[str, Runs], sets: Mapping[str, Sequence[str]]) -> dict[str, Runs]:
+    """What is drawn together: of each task the conditions of one set of the matrix, without sets that another one contains."""
+    rows: dict[str, Runs] = {}
+    for task, runs in tasks.items():
+        known = {name: frozenset(each for each in conditions if each in runs) for name, conditions in sets.items()}
+        # Of equal ones the first; one that another contains is drawn with that.
+        first = {conditions: name for name, conditions in reversed(known.items())}
+        shown = {name: conditions for name, conditions in known.items() if first[conditions] == name}
+        shown = {name: conditions for name, conditions in shown.items() if not any(conditions < others for others in shown.values())}
+        for name, conditions in shown.items():
+            label = task if len(shown) == 1 else f"{task}, {name}"
+            rows[label] = {each: seeds for each, seeds in runs.items() if each in conditions}
+    return rows
+
+
+def draw(tasks: Mapping[str, Runs], sets: Mapping[str, Sequence[str]], picture: Path) -> None:
+    """For each set of a task the batch's reward (mean over ten steps) and the held-out accuracy, by step, by wall time and by samples.
+
+    A line is the mean over seeds at the same step, its shade one standard error; dots are evaluations. By wall time only timed cells.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    page, axes = plt.subplots(len(tasks), len(_AXES), figsize=(15, 4.6 * len(tasks)), squeeze=False, sharey="row", layout="constrained")
-    for row, (task, runs) in zip(axes, tasks.items(), strict=True):
+    rows = rows_of(tasks, sets)
+    page, axes = plt.subplots(len(rows), len(_AXES), figsize=(15, 4.6 * len(rows)), squeeze=False, sharey="row", layout="constrained")
+    for row, (label_of_row, runs) in zip(axes, rows.items(), strict=True):
         for axis, (label, x_of) in zip(row, _AXES, strict=True):
             for number, (name, seeds) in enumerate(runs.items()):
                 results = [result for result in seeds.values() if label != _TIMED or result.is_timed]
@@ -156,7 +174,7 @@ def draw(tasks: Mapping[str, Runs], picture: Path) -> None:
                 axis.text(0.5, 0.5, "no cell had the cores to itself", ha="center", va="center", transform=axis.transAxes)
             axis.set_xlabel(label)
             axis.grid(alpha=0.3)
-        row[0].set_ylabel(f"{task}: reward (line), held-out (dots)")
+        row[0].set_ylabel(f"{label_of_row}: reward (line), held-out (dots)")
         row[-1].legend(*row[0].get_legend_handles_labels(), fontsize="small", loc="center left", bbox_to_anchor=(1.0, 0.5))
     picture.parent.mkdir(parents=True, exist_ok=True)
     page.savefig(picture, dpi=80)

@@ -48,7 +48,7 @@ class BackPressure:
         return self._assembler.num_ready < self._assembler.num_whole
 
     def end(self) -> None:
-        """Pause nothing from now on."""
+        """Pause no partition of `trajectories` from now on."""
         self._is_over = True
 
     def to_pause(self) -> frozenset[Place]:
@@ -96,12 +96,12 @@ class BackPressure:
 
     def go_back(self, wanted: Mapping[int, int]) -> None:
         """Read partitions of `rewards` again, from these offsets. Raises TransportError."""
-        for partition, offset in wanted.items():
-            self._sent_back[partition] = self._reader.go_back((REWARDS.name, partition), offset)
+        begins = self._reader.go_back({(REWARDS.name, partition): offset for partition, offset in wanted.items()}) if wanted else {}
+        self._sent_back |= {partition: offset for (_, partition), offset in begins.items()}
 
     def is_ahead(self, place: Place) -> bool:
         """Whether `place` is a paused partition of `rewards`: many of unread trajectories were read of it, and no whole group lacks any."""
-        return place in self._paused and place[0] == REWARDS.name
+        return place in self._paused and place[0] == REWARDS.name and place[1] not in self._assembler.lacking_in
 
     def pause(self, places: frozenset[Place]) -> None:
         """Pause exactly `places`."""

@@ -377,10 +377,11 @@ class Intake:
                 self._assembler.skip_to(partition, position)
             elif topic == REWARDS.name:
                 self._assembler.skip_rewards_to(partition, position)
-        if not self._rewards_caught_up:
-            self._rewards_caught_up = self._reader.has_reached({at: end for at, end in self._goal.items() if at[0] == REWARDS.name})
+        if self.is_caught_up:
+            return
         goal = {place: end for place, end in self._goal.items() if not self._back_pressure.is_ahead(place)}
-        if not self.is_caught_up and self._reader.has_reached(goal):
+        self._rewards_caught_up = self._reader.has_reached({place: end for place, end in goal.items() if place[0] == REWARDS.name})
+        if self._reader.has_reached(goal):
             self.is_caught_up = True
             for seq, why, detail in self._to_close:
                 self._assembler.drop_group(seq, why, detail)

@@ -10,7 +10,7 @@ record read is exactly one of yielded, dropped or open. Deterministic; the calle
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
@@ -55,6 +55,12 @@ class _Open:
     def partitions(self) -> set[int]:
         return {sample.where.partition for sample in self.samples()}
 
+    @property
+    def partition(self) -> int:
+        """Of a whole group: where its records lie. They have one key."""
+        assert self.chosen is not None
+        return next(iter(self.attempts[self.chosen].values())).where.partition
+
 
 class GroupAssembler:
     """Assembles the training groups of one run. One thread uses it."""
@@ -71,9 +77,11 @@ class GroupAssembler:
         self._num_early: Counter[int] = Counter()
         # By partition, of the rewards that had no room: the lowest place of a record that they judge, and the lowest of their own.
         self._forgotten: dict[int, tuple[int, int]] = {}
-        # A heap of (minus the distance to the read position of its partition, place): the reward needed last comes first. Joined ones stay
-        # for a while.
+        # A heap of (minus the distance to the read position of its partition, minus the offset, partition): the reward needed last comes
+        # first. Joined ones stay for a while.
         self._far: list[tuple[int, int, int]] = []
+        # By partition a heap of the offsets that they judge.
+        self._early_offsets: defaultdict[int, list[int]] = defaultdict(list)
         self.open_bytes = 0
         """Approximate memory of the records of open groups."""
         self.num_whole = 0
@@ -123,8 +131,14 @@ class GroupAssembler:
             self._keep_early(at, reward)
 
     def skip_to(self, partition: int, offset: int) -> None:
-        """Note that the offsets of `trajectories` below `offset` were read and hold no further trajectory (invalid, markers, compacted)."""
-        self._read_to[partition] = max(self._read_to.get(partition, 0), offset)
+        """Note that the offsets of `trajectories` below `offset` were read, and hold no further trajectory (invalid, markers, compacted).
+
+        Early rewards of such places are let go.
+        """
+        read_to = self._read_to[partition] = max(self._read_to.get(partition, 0), offset)
+        offsets = self._early_offsets[partition]
+        while offsets and offsets[0] < read_to:
+            self._take_early(Coordinates(partition=partition, offset=heappop(offsets)))
 
     def skip_rewards_to(self, partition: int, offset: int) -> None:
         """The same for `rewards`."""
@@ -176,13 +190,12 @@ class GroupAssembler:
     @property
     def whole_in(self) -> Counter[int]:
         """`num_whole` for each partition."""
-        return Counter(chain.from_iterable(group.partitions() for group in self._open.values() if group.chosen is not None))
+        return Counter(group.partition for group in self._open.values() if group.chosen is not None)
 
     @property
     def lacking_in(self) -> frozenset[int]:
         """Partitions of whole groups that lack a reward."""
-        lacking = (group for group in self._open.values() if group.chosen is not None and group.ready is None)
-        return frozenset(chain.from_iterable(group.partitions() for group in lacking))
+        return frozenset(group.partition for group in self._open.values() if group.chosen is not None and group.ready is None)
 
     def early_shares(self) -> dict[int, float]:
         """By partition, the rewards that are kept until their trajectory is read, as a share of the limit for all partitions."""
@@ -431,7 +444,8 @@ class GroupAssembler:
         if kept is None:
             kept = self._early[reward.of] = []
             distance = reward.of.offset - self._read_to.get(reward.of.partition, 0)
-            heappush(self._far, (-distance, reward.of.partition, reward.of.offset))
+            heappush(self._far, (-distance, -reward.of.offset, reward.of.partition))
+            heappush(self._early_offsets[reward.of.partition], reward.of.offset)
         elif any(known == at for known, _ in kept):
             # Read again, because of others that were forgotten.
             return
@@ -439,12 +453,13 @@ class GroupAssembler:
         kept.append((at, replace(reward, components={}, error=None)))
         self._num_early[at.partition] += 1
         while self._num_early.total() > self._limits.max_early_rewards:
-            _, partition, offset = heappop(self._far)
+            _, offset, partition = heappop(self._far)
+            offset = -offset
             for far, _ in self._take_early(Coordinates(partition=partition, offset=offset)):
                 lowest_of, lowest_at = self._forgotten.get(partition, (offset, far.offset))
                 self._forgotten[partition] = (min(lowest_of, offset), min(lowest_at, far.offset))
         if len(self._far) > 2 * (len(self._early) + self._limits.max_early_rewards):
-            self._far = [far for far in self._far if Coordinates(partition=far[1], offset=far[2]) in self._early]
+            self._far = [far for far in self._far if Coordinates(partition=far[2], offset=-far[1]) in self._early]
             heapify(self._far)
 
     def _take_early(self, where: Coordinates) -> list[tuple[Coordinates, Reward]]:

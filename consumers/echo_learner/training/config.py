@@ -60,7 +60,7 @@ _BYTES_OF_EXPERTS = 1_024
 _BYTES_A_RECORD = 8_192
 # Rewards that the file does not name: attached ones, without weight.
 _SHADOW_REWARDS = 2
-_LEAST_EARLY = 10_000
+_LEAST_EARLY = 30_000
 
 
 def reward_terms(settings: Settings) -> tuple[RewardTerm, ...]:

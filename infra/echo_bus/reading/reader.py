@@ -23,7 +23,7 @@ from echo_bus.client.profiles import READER, WATCHER, Properties
 from echo_bus.client.publisher import Receipt
 from echo_bus.clock import Deadline
 from echo_bus.dead_letter_budget import DeadLetterBudget, DeadLetterLimits
-from echo_bus.errors import DeadlineExceeded, OffsetLost, TopicMissing
+from echo_bus.errors import ClusterUnreachable, DeadlineExceeded, OffsetLost, TopicMissing
 from echo_bus.message import Message
 from echo_bus.reading.decoding import Decoder, IgnoredReason
 from echo_bus.reading.reading_note import ReadingNote
@@ -45,6 +45,8 @@ Check = Callable[[Message], object]
 # Small: in a large batch the decoded records fall out of the processor's cache, which costs a fifth of the speed.
 _BATCH = 100
 _STEP_S = 0.5
+# For the question where a partition begins, while the reader's other partitions wait.
+_LOOK_BACK_S = 2.0
 # The producers' delivery time-out.
 _ACKNOWLEDGED_S = 120.0
 
@@ -92,6 +94,8 @@ class LogReader:
         self._decoder = Decoder(wire, topics)
         self._positions: dict[Place, int] = {}
         self._ends_at_start: dict[Place, int] | None = None
+        # Of partitions that are read again: up to where what could not be read was told.
+        self._told_to: dict[Place, int] = {}
         self._at_end: set[Place] = set()
         self._ends_seen: set[Place] = set()
         self._ends_asked: set[Place] = set()
@@ -249,17 +253,25 @@ class LogReader:
         """Fetch again, from the positions."""
         self._consumer.resume(self._physical_of(places))
 
-    def go_back(self, place: Place, offset: int) -> int:
-        """Read a partition that is not paused again: from `offset` on, or from its first record if that is later; returns from where. Until
-        a record has come it must not be paused. Raises TransportError."""
-        name, partition = place
-        low, _ = watermarks(self._consumer, [(self._physical[name], partition)])[self._physical[name], partition]
-        self._positions[place] = max(offset, low)
-        with translated("the log"):
-            self._consumer.seek(TopicPartition(self._physical[name], partition, self._positions[place]))
+    def go_back(self, offsets: Mapping[Place, int]) -> dict[Place, int]:
+        """Read partitions that are not paused again: from these offsets, or from the first record if that is later; returns from where.
+
+        Until a record has come, none of them must be paused. What cannot be read is not told again. Raises TransportError.
+        """
+        begins = dict(offsets)
+        try:
+            found = self._named(watermarks(self._consumer, [(self._physical[name], number) for name, number in offsets], _LOOK_BACK_S))
+            begins |= {place: max(offset, found[place][0]) for place, offset in offsets.items()}
+        except ClusterUnreachable as exc:
+            logger.warning("Where the log begins is not known, and it is read again from %s: %s", begins, exc)
+        for place, offset in begins.items():
+            self._told_to[place] = max(self._told_to.get(place, 0), self._positions[place])
+            self._positions[place] = offset
+            with translated("the log"):
+                self._consumer.seek(TopicPartition(self._physical[place[0]], place[1], offset))
         for known in (self._at_end, self._ends_seen, self._ends_asked):
-            known.discard(place)
-        return self._positions[place]
+            known -= begins.keys()
+        return begins
 
     def close(self) -> None:
         self._consumer.close()
@@ -339,7 +351,7 @@ class LogReader:
     def _reject(self, raw: RawMessage, invalid: InvalidRecord) -> Receipt | None:
         """The receipt of the dead letter, if there is one."""
         topic = self._decoder.topic_of(raw)
-        if topic.dead_letters:
+        if topic.dead_letters or (raw.offset() or 0) < self._told_to.get((topic.name, raw.partition() or 0), 0):
             return None
         is_within_budget = self._budget.count_invalid(raw, invalid)
         return None if self._on_invalid is None else self._on_invalid(raw, topic, invalid, is_within_budget)

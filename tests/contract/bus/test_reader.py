@@ -97,7 +97,7 @@ def test_one_partition_is_read_again_from_an_offset_and_the_others_go_on(kit: An
     everything = read_all(reader)
     place = (DROPS.name, everything[0].partition)
     whole = [message.offset for message in everything if message.partition == place[1]]
-    reader.go_back(place, 3)
+    assert reader.go_back({place: 3}) == {place: 3}
     assert reader.positions[place] == 3
     again: list[Message] = []
 
@@ -107,6 +107,28 @@ def test_one_partition_is_read_again_from_an_offset_and_the_others_go_on(kit: An
 
     until(is_read, "the partition is read to its end again")
     assert [(message.partition, message.offset) for message in again] == [(place[1], offset) for offset in whole[3:]]
+
+
+def test_what_cannot_be_read_is_told_once(kit: Any, drop: Callable[..., Drop], until: Until) -> None:
+    kit.create(DROPS, num_partitions=1)
+    publish(kit, drop, range(5))
+    publisher = kit.publisher()
+    publisher.publish_bytes(kit.namespace.topic(DROPS), b"rubbish", key=b"demo/9", partition=0)
+    publisher.flush(PATIENCE_S)
+    publish(kit, drop, range(5, 10))
+    told: list[int | None] = []
+    reader = kit.reader(DROPS, on_invalid=lambda raw, topic, invalid, is_within: told.append(raw.offset()))
+    reader.start()
+    assert len(read_all(reader)) == 10
+    reader.go_back({(DROPS.name, 0): 2})
+    again: list[Message] = []
+
+    def is_read() -> bool:
+        again.extend(reader.read(timeout_s=0.1))
+        return len(again) == 8
+
+    until(is_read, "all is read again")
+    assert told == [5]
 
 
 def test_going_back_behind_retention_begins_at_the_first_record(kit: Any, drop: Callable[..., Drop]) -> None:
@@ -119,7 +141,7 @@ def test_going_back_behind_retention_begins_at_the_first_record(kit: Any, drop: 
     admin = kit.cluster.admin()
     for deleted in admin.delete_records([TopicPartition(kit.namespace.topic(DROPS), place[1], 5)]).values():
         deleted.result(PATIENCE_S)
-    reader.go_back(place, 0)
+    assert reader.go_back({place: 0}) == {place: 5}
     assert reader.positions[place] == 5
 
 

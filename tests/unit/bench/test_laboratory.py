@@ -12,7 +12,7 @@ pytest.importorskip("scipy", reason="the laboratory's tests of claims are scipy'
 
 import learning
 from laboratory.matrix import FINAL, HELD_OUT, Cell, Choice, as_toml, load_cells, merged
-from laboratory.page import figures, put_into, tables
+from laboratory.page import figures, put_into, rows_of, tables
 from laboratory.results import Curve, Evaluated, Result, read_result, write_result
 from laboratory.statements import Verdict, check_less, check_within, findings, seeds_needed
 
@@ -97,6 +97,17 @@ def test_the_command_line_wins_over_the_file() -> None:
     assert [section.every for section in settings.eval] == [0, 0]
     elsewhere = Settings.model_validate(cell("s3-elsewhere", engine="transformers").settings).rollout
     assert (elsewhere.engine, elsewhere.options["engine"]) == ("laboratory.parts:Elsewhere", "transformers")
+
+
+def test_conditions_of_one_set_are_drawn_together() -> None:
+    some = {0: result(0.8)}
+    tasks = {"digits": dict.fromkeys(("a", "b", "c"), some), "rooms": {"a": some}}
+    rows = rows_of(tasks, {"first": ["a", "b"], "second": ["a", "c"], "third": ["a"], "fourth": ["d"]})
+    assert {label: list(runs) for label, runs in rows.items()} == {
+        "digits, first": ["a", "b"],
+        "digits, second": ["a", "c"],
+        "rooms": ["a"],
+    }
 
 
 @pytest.mark.parametrize("each", load_cells(_MATRIX, "papers", Choice()), ids=lambda each: each.task)

@@ -342,6 +342,23 @@ def test_a_reward_that_had_no_room_is_asked_for_when_its_trajectory_is_read_and_
     assert work.lacking_in == frozenset()
 
 
+def test_rewards_of_what_is_no_trajectory_are_let_go_once_that_is_read() -> None:
+    work = assembler()
+    for index in range(4):
+        work.add_reward(at(10 + index), reward(at(index), index // 2, index=index % 2))
+    work.skip_to(0, 3)
+    assert early_share(work) == 0.2
+    assert work.state().reward_lows == {0: 13}
+
+
+def test_of_rewards_that_are_equally_far_ahead_the_later_ones_have_no_room() -> None:
+    work = assembler(limits=replace(LIMITS, max_early_rewards=1))
+    work.add_reward(at(0), reward(at(5), 2, index=1))
+    work.add_trajectory(at(0), trajectory(0, 0))
+    work.add_reward(at(1), reward(at(6), 3, index=0))
+    assert set(work._early) == {at(5)}
+
+
 def test_a_reward_that_is_read_again_takes_no_more_room() -> None:
     work = assembler()
     for _ in range(2):

@@ -73,14 +73,18 @@ class ScriptedReader:
         self.given += [message for message in messages if message not in self.given]
         return messages
 
-    def go_back(self, place: Any, offset: int) -> int:
-        """What was fed of the partition comes again."""
-        assert place not in self.paused, "the client would forget it"
+    def go_back(self, offsets: Mapping[Any, int]) -> dict[Any, int]:
+        """What was fed of the partitions comes again."""
+        for place, offset in offsets.items():
+            assert place not in self.paused, "the client would forget it"
+            self._feed_again(place, offset)
+        return dict(offsets)
+
+    def _feed_again(self, place: Any, offset: int) -> None:
         self.positions[place] = offset
         again = [message for message in self.given if (message.topic.name, message.partition) == place and message.offset >= offset]
         self.fed.put(again)
         self.went_back.append((place, offset))
-        return offset
 
     def take_ends(self, then_look: Iterable[Any]) -> frozenset[Any]:
         self.num_looks += 1
@@ -293,6 +297,44 @@ def test_rewards_of_trajectories_that_never_come_hold_up_no_start() -> None:
         setup.feed_group(number, number)
     setup.wait_until(lambda: setup.reader.paused == {(REWARDS.name, 0)}, "rewards are far enough ahead")
     assert setup.batch() == [0, 1]
+    setup.intake.close()
+
+
+def test_rewards_that_are_far_ahead_in_one_partition_hold_up_no_batch_while_another_one_lacks_some() -> None:
+    """After a start with a long backlog, while one of the scorers is away."""
+    setup = Setup(max_early_rewards=10)
+    setup.reader.places = (*_PLACES, *_OTHER_PLACES)
+    setup.reader.positions = dict.fromkeys(setup.reader.places, 0)
+    setup.reader.goal = {(TRAJECTORIES.name, 0): 1_000, (TRAJECTORIES.name, 1): 1_000, (REWARDS.name, 0): 24, (REWARDS.name, 1): 0}
+    setup.intake.start(None)
+    setup.feed_members(0, 500, partition=1)
+    for number in range(MAX_READY):
+        setup.feed_group(number, number)
+    for number in range(MAX_READY, MAX_READY + 3):
+        setup.feed_rewards(number, number)
+    setup.wait_until(lambda: setup.reader.paused == set(_PLACES), "the first partition of both topics is paused")
+    assert setup.batch() == [0, 1]
+    setup.intake.close()
+
+
+def test_a_start_waits_for_the_rewards_of_a_group_that_became_whole_behind_a_pause() -> None:
+    """They lie in a partition that was paused for rewards of later trajectories; the group is the oldest."""
+    setup = Setup(max_early_rewards=10)
+    setup.reader.goal = {(TRAJECTORIES.name, 0): 6, (REWARDS.name, 0): 12}
+    setup.intake.start(None)
+    for number in range(2):
+        setup.feed_group(number, 2 + number)
+    for number in range(10, 13):
+        setup.feed_rewards(number, number)
+    setup.wait_until(lambda: setup.reader.paused == {_PLACES[1]}, "rewards are paused")
+    assert not setup.intake.is_caught_up
+    setup.reader.positions[_PLACES[1]] = 10
+    setup.feed_members(2, 0)
+    setup.wait_until(lambda: not setup.reader.paused, "they are read again")
+    assert not setup.intake.is_caught_up
+    members = enumerate(_places_of(2, 0))
+    setup.reader.fed.put([_message(REWARDS, at(10 + index), reward(where, 0, index=index)) for index, where in members])
+    assert setup.batch() == [0, 2]
     setup.intake.close()
 
 
