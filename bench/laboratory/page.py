@@ -18,9 +18,12 @@ _SMOOTHED = 10
 
 def tables(tasks: Mapping[str, Runs]) -> str:
     """The conditions and claims of each task."""
-    return "\n".join(
-        part for task, runs in tasks.items() for part in (f"### {task}\n", _taken(runs), _conditions(runs), _claims(findings(runs)))
-    )
+    parts = []
+    for task, runs in tasks.items():
+        parts += [f"### {task}\n", _taken(runs), _conditions(runs)]
+        if len(runs) > 1:
+            parts.append(_claims(findings(runs)))
+    return "\n".join(parts)
 
 
 def figures(tasks: Mapping[str, Runs]) -> dict[str, Any]:
@@ -61,7 +64,7 @@ def _taken(runs: Runs) -> str:
     results = [result for seeds in runs.values() for result in seeds.values()]
     days = sorted({day[:10] for result in results if (day := result.facts.get("ended"))})
     commits = sorted({commit for result in results if (commit := result.facts.get("commit"))})
-    said = [f"{len(results)} cells"]
+    said = ["1 cell" if len(results) == 1 else f"{len(results)} cells"]
     if days:
         said.append(days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}")
     if commits:
@@ -138,9 +141,12 @@ _AXES: Sequence[tuple[str, Callable[[Result, int], float]]] = (
 
 
 def rows_of(tasks: Mapping[str, Runs], sets: Mapping[str, Sequence[str]]) -> dict[str, Runs]:
-    """What is drawn together: of each task the conditions of one set of the matrix, without sets that another one contains."""
+    """What is drawn together: of each task the conditions of one set of the matrix, without sets that another one contains. A task with one
+    condition is drawn only if there is no other."""
     rows: dict[str, Runs] = {}
     for task, runs in tasks.items():
+        if len(runs) == 1:
+            continue
         known = {name: frozenset(each for each in conditions if each in runs) for name, conditions in sets.items()}
         # Of equal ones the first; one that another contains is drawn with that.
         first = {conditions: name for name, conditions in reversed(known.items())}
@@ -149,7 +155,7 @@ def rows_of(tasks: Mapping[str, Runs], sets: Mapping[str, Sequence[str]]) -> dic
         for name, conditions in shown.items():
             label = task if len(shown) == 1 else f"{task}, {name}"
             rows[label] = {each: seeds for each, seeds in runs.items() if each in conditions}
-    return rows
+    return rows or dict(tasks)
 
 
 def draw(tasks: Mapping[str, Runs], sets: Mapping[str, Sequence[str]], picture: Path) -> None:

@@ -101,13 +101,18 @@ def test_the_command_line_wins_over_the_file() -> None:
 
 def test_conditions_of_one_set_are_drawn_together() -> None:
     some = {0: result(0.8)}
-    tasks = {"digits": dict.fromkeys(("a", "b", "c"), some), "rooms": {"a": some}}
+    tasks = {"digits": dict.fromkeys(("a", "b", "c"), some), "rooms": {"a": some, "b": some}, "twins": {"a": some}}
     rows = rows_of(tasks, {"first": ["a", "b"], "second": ["a", "c"], "third": ["a"], "fourth": ["d"]})
     assert {label: list(runs) for label, runs in rows.items()} == {
         "digits, first": ["a", "b"],
         "digits, second": ["a", "c"],
-        "rooms": ["a"],
+        "rooms": ["a", "b"],
     }
+
+
+def test_what_has_nothing_to_be_compared_with_is_drawn_alone() -> None:
+    twins = {"twins": {"a": {0: result(0.8)}}}
+    assert rows_of(twins, {"first": ["a", "b"]}) == twins
 
 
 @pytest.mark.parametrize("each", load_cells(_MATRIX, "papers", Choice()), ids=lambda each: each.task)
