@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.slow, only_thorough, pytest.mark.ti
 _CONFIG = Path(__file__).parents[2] / "endurance" / "overload.toml"
 _BEGINS_WITHIN_S = 400.0
 _WATCHED_S = 30.0
-# Three times the rewards that a learner keeps for trajectories which it has not read.
-_BACKLOG = 30_000
+# Twice the rewards that a learner keeps for trajectories which it has not read.
+_BACKLOG = 60_000
 _BACKLOG_WITHIN_S = 400.0
 _DRAINED_S = 120.0
 # Of the pace at the begin; the machine's other work changes by so much.
