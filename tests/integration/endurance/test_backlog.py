@@ -43,7 +43,9 @@ def test_a_learner_that_is_far_behind_what_is_scored_goes_on_at_its_pace(
         "ECHO_KAFKA__NAMESPACE": namespace.name,
         "ECHO_RUN__NAME": "backlog",
         "ECHO_STALENESS__OVER_BUDGET": "downweight",
-        "ECHO_ROLLOUT__OPTIONS": '{"seconds": 0.1, "slots": 12}',
+        # Twice what a learner on fast cores trains.
+        "ECHO_ROLLOUT__OPTIONS": '{"seconds": 0.1, "slots": 32}',
+        "ECHO_ROLLOUT__GROUPS_IN_FLIGHT": "32",
         "ECHO_ROLLOUT__GROUP_SIZE": "8",
         "ECHO_LEARNER__GROUPS_PER_STEP": "32",
     }
