@@ -9,6 +9,7 @@ middle of the ratios is printed with its quartiles. 1.00: the cores do not distu
 
 from __future__ import annotations
 
+import functools
 import multiprocessing as mp
 import os
 import statistics
@@ -58,13 +59,10 @@ def copy() -> None:
 
 WORKS: Mapping[str, Callable[[], None]] = {"interpret": interpret, "look_up": look_up, "multiply": multiply, "copy": copy}
 
-_KNOWN: dict[str, int] = {}
 
-
+@functools.cache
 def _names() -> dict[str, int]:
-    if not _KNOWN:
-        _KNOWN.update((str(number), number) for number in range(100_000))
-    return _KNOWN
+    return {str(number): number for number in range(100_000)}
 
 
 def accompany(name: str, core: int, is_wanted: Any, is_over: Any) -> None:

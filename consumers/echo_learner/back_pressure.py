@@ -70,15 +70,14 @@ class BackPressure:
         """The partitions of `rewards` with more than their share of the rewards of unread trajectories."""
         shares = self._assembler.early_shares()
         paused = {place for place in self._paused if place[0] == REWARDS.name}
-        if not paused and sum(shares.values()) <= _MANY_EARLY:
+        are_many = sum(shares.values()) > _MANY_EARLY
+        if not paused and not are_many:
             return set()
         places = {place for place in self._reader.places if place[0] == REWARDS.name}
         # The client forgets that it was sent back if it is paused before a record has come.
         kept = self._assembler.lacking_in | self._sent_back.keys()
         much = {place for place in places if place[1] not in kept and shares.get(place[1], 0.0) * len(places) > _FEW_EARLY}
-        if sum(shares.values()) <= _MANY_EARLY:
-            return much & paused
-        return {place for place in much if place in paused or shares[place[1]] * len(places) > _MANY_EARLY}
+        return {place for place in much if place in paused or (are_many and shares[place[1]] * len(places) > _MANY_EARLY)}
 
     def to_read_again(self) -> dict[int, int]:
         """Where to `go_back` to now, by partition of `rewards`: some had no room when they were read, and are needed."""

@@ -222,9 +222,8 @@ class Intake:
         with self._changed:
             seen = self._assembler.seen_from(base)
             # A request is answered by trajectories or a dead letter, so `rewards`, which may be paused, does not count.
-            ends = [self._at_end_s.get(place) for place in self._goal if place[0] != REWARDS.name]
-            known = [end for end in ends if end is not None]
-            read_s = min(known) if known and len(known) == len(ends) else None
+            places = {place for place in self._goal if place[0] != REWARDS.name}
+            read_s = min(self._at_end_s[place] for place in places) if places and places <= self._at_end_s.keys() else None
         return {"seen": seen, "read_s": read_s}
 
     def close(self) -> None:

@@ -461,6 +461,10 @@ class GroupAssembler:
         if len(self._far) > 2 * (len(self._early) + self._limits.max_early_rewards):
             self._far = [far for far in self._far if Coordinates(partition=far[2], offset=-far[1]) in self._early]
             heapify(self._far)
+        offsets = self._early_offsets[at.partition]
+        if len(offsets) > 2 * (len(self._early) + self._limits.max_early_rewards):
+            # Each reading again has added those that had no room. A sorted list is a heap.
+            offsets[:] = sorted(where.offset for where in self._early if where.partition == at.partition)
 
     def _take_early(self, where: Coordinates) -> list[tuple[Coordinates, Reward]]:
         kept = self._early.pop(where, [])

@@ -359,6 +359,16 @@ def test_of_rewards_that_are_equally_far_ahead_the_later_ones_have_no_room() -> 
     assert set(work._early) == {at(5)}
 
 
+def test_reading_again_and_again_keeps_no_more_in_mind() -> None:
+    work = assembler(limits=replace(LIMITS, max_early_rewards=2))
+    for _ in range(50):
+        for index in range(4):
+            work.add_reward(at(10 + index), reward(at(index), index // 2, index=index % 2))
+    assert len(work._early_offsets[0]) <= 2 * (2 + 2) + 1
+    work.skip_to(0, 4)
+    assert early_share(work) == 0.0
+
+
 def test_a_reward_that_is_read_again_takes_no_more_room() -> None:
     work = assembler()
     for _ in range(2):
