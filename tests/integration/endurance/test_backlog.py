@@ -9,22 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.clock import Deadline
 from echo_ops.report.offsets import OffsetWatch
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Drop, DropReason
-from echo_schemas.topics import DROPS, REWARDS
+from echo_schemas.records import DropReason
+from echo_schemas.topics import REWARDS
 from tests.chaos.live_run import open_run
-from tests.chaos.proof import in_words, prove
-from tests.chaos.swarm import ENDED_AS_TOLD
-from tests.installed import missing
+from tests.chaos.proof import in_words
+from tests.integration.endurance.overload import CONFIG, WATCHED_S, begin, changes_for, end
 from tests.thorough import only_thorough
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, only_thorough, pytest.mark.timeout(1500)]
 
-_CONFIG = Path(__file__).parents[2] / "endurance" / "overload.toml"
-_BEGINS_WITHIN_S = 400.0
-_WATCHED_S = 30.0
 # Twice the rewards that a learner keeps for trajectories which it has not read.
 _BACKLOG = 60_000
 _BACKLOG_WITHIN_S = 400.0
@@ -36,12 +31,7 @@ _LEAST_SHARE = 0.4
 def test_a_learner_that_is_far_behind_what_is_scored_goes_on_at_its_pace(
     kafka_bootstrap: str, namespace: Namespace, tmp_path: Path
 ) -> None:
-    if absent := missing("transformers", "faust", "deepspeed"):
-        pytest.skip(f"{absent} are missing: install the extra 'all-cpu'")
-    changes = {
-        "ECHO_KAFKA__BOOTSTRAP": kafka_bootstrap,
-        "ECHO_KAFKA__NAMESPACE": namespace.name,
-        "ECHO_RUN__NAME": "backlog",
+    changes = changes_for(kafka_bootstrap, namespace, "backlog") | {
         "ECHO_STALENESS__OVER_BUDGET": "downweight",
         # Twice what a learner on fast cores trains.
         "ECHO_ROLLOUT__OPTIONS": '{"seconds": 0.1, "slots": 32}',
@@ -49,13 +39,12 @@ def test_a_learner_that_is_far_behind_what_is_scored_goes_on_at_its_pace(
         "ECHO_ROLLOUT__GROUP_SIZE": "8",
         "ECHO_LEARNER__GROUPS_PER_STEP": "32",
     }
-    with open_run(tmp_path, changes, config=_CONFIG) as run:
+    with open_run(tmp_path, changes, config=CONFIG) as run:
         settings = run.swarm.settings
         per_step = settings.learner.groups_per_step * settings.rollout.group_size
-        run.swarm.start_all()
-        run.wait_for(3, _BEGINS_WITHIN_S, "the run begins")
+        begin(run)
         begun = run.follower.version
-        run.pause(_WATCHED_S)
+        run.pause(WATCHED_S)
         at_first = run.follower.version - begun
         with closing(OffsetWatch(run.bus.cluster, run.bus.namespace)) as offsets:
 
@@ -64,18 +53,11 @@ def test_a_learner_that_is_far_behind_what_is_scored_goes_on_at_its_pace(
 
             run.wait_until(is_behind, _BACKLOG_WITHIN_S, f"{_BACKLOG} samples are scored and not trained")
         version = run.follower.version
-        run.pause(_WATCHED_S)
+        run.pause(WATCHED_S)
         then = run.follower.version - version
-        assert run.swarm.exits == [], [str(each) for each in run.swarm.exits]
-        run.swarm.terminate_all()
-        for name in run.swarm.names:
-            assert run.swarm.wait_ended(run.swarm.child(name), Deadline.after(_DRAINED_S), run.wait) in ENDED_AS_TOLD
-        report = prove(run.bus)
-        with closing(run.bus.reader([DROPS])) as reader:
-            reader.start()
-            records = [message.record for batch in reader.read_to_end(Deadline.after(_DRAINED_S)) for message in batch]
-    sys.stdout.write(f"{at_first} steps in the first {_WATCHED_S:g} s, {then} with a backlog of {_BACKLOG} samples. {in_words(report)}\n")
-    assert not {drop.why for drop in records if isinstance(drop, Drop)} & {DropReason.UNREWARDED, DropReason.EVICTED}
+        report, reasons = end(run, _DRAINED_S)
+    sys.stdout.write(f"{at_first} steps in the first {WATCHED_S:g} s, {then} with a backlog of {_BACKLOG} samples. {in_words(report)}\n")
+    assert not reasons & {DropReason.UNREWARDED, DropReason.EVICTED}
     logs = "".join(path.read_text(encoding="utf-8", errors="replace") for path in (run.swarm.folder / "logs").glob("reward*"))
     assert "scored again" not in logs, "the learner asked for rewards that it had read"
-    assert then > _LEAST_SHARE * at_first, f"{at_first} steps in {_WATCHED_S:g} s at first, and {then} with a backlog"
+    assert then > _LEAST_SHARE * at_first, f"{at_first} steps in {WATCHED_S:g} s at first, and {then} with a backlog"

@@ -8,23 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from echo_bus.clock import Deadline
 from echo_ops.report.offsets import OffsetWatch
 from echo_schemas.naming import Namespace
-from echo_schemas.records import Drop, DropReason
-from echo_schemas.topics import DROPS, TRAJECTORIES
+from echo_schemas.records import DropReason
+from echo_schemas.topics import TRAJECTORIES
 from tests.chaos.live_run import open_run
-from tests.chaos.proof import in_words, prove
-from tests.chaos.swarm import ENDED_AS_TOLD
+from tests.chaos.proof import in_words
 from tests.endurance.slow import SECONDS
-from tests.installed import missing
+from tests.integration.endurance.overload import CONFIG, WATCHED_S, begin, changes_for, end
 from tests.thorough import only_thorough
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow, only_thorough, pytest.mark.timeout(900)]
 
-_CONFIG = Path(__file__).parents[2] / "endurance" / "overload.toml"
-_BEGINS_WITHIN_S = 400.0
-_WATCHED_S = 30.0
 _DRAINED_S = 60.0
 # Of what the rewards score: less would be no overload.
 _LEAST_OVERLOAD = 2.0
@@ -33,35 +28,22 @@ _LEAST_SHARE = 0.15
 
 
 def test_the_learner_trains_what_slow_rewards_score_and_nothing_is_lost(kafka_bootstrap: str, namespace: Namespace, tmp_path: Path) -> None:
-    if absent := missing("transformers", "faust", "deepspeed"):
-        pytest.skip(f"{absent} are missing: install the extra 'all-cpu'")
-    changes = {
-        "ECHO_KAFKA__BOOTSTRAP": kafka_bootstrap,
-        "ECHO_KAFKA__NAMESPACE": namespace.name,
-        "ECHO_RUN__NAME": "overload",
+    changes = changes_for(kafka_bootstrap, namespace, "overload") | {
         "ECHO_REWARDS__tests.endurance.slow:slow": "1.0",
         "ECHO_SCORING__CONCURRENCY": "1",
     }
-    with open_run(tmp_path, changes, config=_CONFIG) as run:
+    with open_run(tmp_path, changes, config=CONFIG) as run:
         settings = run.swarm.settings
-        run.swarm.start_all()
-        run.wait_for(3, _BEGINS_WITHIN_S, "the run begins")
+        begin(run)
         with closing(OffsetWatch(run.bus.cluster, run.bus.namespace)) as offsets:
             version, written = run.follower.version, offsets.ends(TRAJECTORIES)
-            run.pause(_WATCHED_S)
+            run.pause(WATCHED_S)
             num_steps, num_made = run.follower.version - version, offsets.ends(TRAJECTORIES) - written
-        assert run.swarm.exits == [], [str(each) for each in run.swarm.exits]
-        run.swarm.terminate_all()
-        for name in run.swarm.names:
-            assert run.swarm.wait_ended(run.swarm.child(name), Deadline.after(_DRAINED_S), run.wait) in ENDED_AS_TOLD
-        report = prove(run.bus)
-        with closing(run.bus.reader([DROPS])) as reader:
-            reader.start()
-            records = [message.record for batch in reader.read_to_end(Deadline.after(_DRAINED_S)) for message in batch]
-    assert DropReason.EVICTED not in {drop.why for drop in records if isinstance(drop, Drop)}
-    num_scored = _WATCHED_S / SECONDS
+        report, reasons = end(run, _DRAINED_S)
+    assert DropReason.EVICTED not in reasons
+    num_scored = WATCHED_S / SECONDS
     sys.stdout.write(
-        f"{num_made} samples made, {num_scored:.0f} at most scored, {num_steps} steps in {_WATCHED_S:g} s. {in_words(report)}\n"
+        f"{num_made} samples made, {num_scored:.0f} at most scored, {num_steps} steps in {WATCHED_S:g} s. {in_words(report)}\n"
     )
     assert num_made > _LEAST_OVERLOAD * num_scored, f"{num_made} samples were made: that is no overload"
     per_step = settings.learner.groups_per_step * settings.rollout.group_size
