@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 
 from echo_rollout.engines import vllm_arguments
 from echo_rollout.engines.engine import EngineConfig, SnapshotRef
-from echo_rollout.engines.vllm_arguments import capabilities_of, cores_of, engine_arguments, generations_of, max_rank
+from echo_rollout.engines.vllm_arguments import capabilities_of, cores_of, engine_arguments, generations_of, max_rank, set_environment
 from echo_schemas.errors import UserError
 from echo_schemas.records import FinishReason, LogprobDistribution, LogprobSource, Sampling, VersionSpan, WeightKind
 
@@ -45,6 +46,18 @@ def test_the_user_s_options_win_and_ours_is_kept_from_vllm(monkeypatch: pytest.M
     assert arguments["logprobs_mode"] == "processed_logprobs"
     assert arguments["enable_prefix_caching"] is False
     assert ("kv_cache_memory_bytes" in arguments) is not on_gpu
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "spawn"), ("fork", "fork")])
+def test_vllms_processes_are_no_forks_of_the_worker(monkeypatch: pytest.MonkeyPatch, given: str | None, used: str) -> None:
+    """A fork could not use the GPU that the worker has looked for."""
+    for name, value in (("VLLM_WORKER_MULTIPROC_METHOD", given), ("VLLM_ENABLE_V1_MULTIPROCESSING", None)):
+        monkeypatch.setenv(name, value or "")
+        if value is None:
+            monkeypatch.delenv(name)
+    set_environment(in_process=False)
+    assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == used
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
 
 
 def test_adapters_are_asked_for_only_where_they_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
