@@ -46,7 +46,7 @@ from echo_streams.scoring import Attached
 from echo_streams.values import score_of, scores_of
 from echo_tasks.base_models import is_made, resolve_base
 from echo_tasks.catalogue import import_object, load_evaluation_tasks, load_task
-from echo_tasks.prompts import PromptCodec, check_positions, vocabulary_size
+from echo_tasks.prompts import PromptCodec, check_positions, check_template, vocabulary_size
 from echo_tasks.rewards import RewardKind, ScoredSample
 from echo_tasks.task import Prompt
 
@@ -115,7 +115,14 @@ def _first_prompt(settings: Settings) -> Prompt:
 
 
 def _task(settings: Settings) -> None:
-    _first_prompt(settings)
+    prompt = _first_prompt(settings)
+    if not is_made(settings.policy.base):
+        return
+    try:
+        folder = resolve_base(settings.policy.base)
+    except UserError:  # which `_base` has said
+        return
+    check_template(folder, prompt)
 
 
 def _prompt_fits(settings: Settings) -> Iterator[Problem]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from echo_schemas.errors import InvalidReason, InvalidRecord, UserError
 from echo_schemas.records import ChatMessage
+from echo_tasks.task import Prompt
 
 TokenIds = npt.NDArray[np.int32]
 # Stands for an answer in the template, to find where an answer ends. Letters alone: templates cut thoughts out and trim white space.
@@ -104,6 +105,28 @@ def continued(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
     if last.role != "user":
         return [*messages, ChatMessage(role="user", content=text)]
     return [*before, replace(last, content=f"{last.content}\n\n{text}")]
+
+
+def check_template(base: Path, prompt: Prompt) -> None:
+    """Raise UserError for a prompt in chat form where the model in `base` has no chat template, as models that only continue text."""
+    if prompt.messages and not _has_template(base):
+        raise UserError(
+            f"The task asks in chat form, and {base} has no chat template: no prompt can be made of its messages.",
+            hint="Take the model's chat version (often -Instruct), or set tokenizer.chat_template and save the tokenizer in this folder.",
+        )
+
+
+def _has_template(base: Path) -> bool:
+    if (
+        any((base / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
+        or (base / "additional_chat_templates").is_dir()
+    ):
+        return True
+    try:
+        config = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and bool(config.get("chat_template"))
 
 
 def vocabulary_size(base: Path) -> int:

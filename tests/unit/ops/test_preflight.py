@@ -37,6 +37,7 @@ def base(tmp_path: Path) -> Path:
 
 
 TASK = """
+from echo_schemas.records import ChatMessage
 from echo_tasks.task import Prompt, SingleTurn
 
 class Plain(SingleTurn):
@@ -47,6 +48,10 @@ class Plain(SingleTurn):
 class Wordy(Plain):
     def prompt(self, seed, seq):
         return Prompt(text="Sum 12>", entry={"answer": "3"})
+
+class Chatty(Plain):
+    def prompt(self, seed, seq):
+        return Prompt(messages=(ChatMessage(role="user", content="123456>"),), entry={"answer": "654321"})
 
 class Broken(Plain):
     def prompt(self, seed, seq):
@@ -177,6 +182,21 @@ def test_a_prompt_that_leaves_no_room_for_an_answer(settings: Any) -> None:
 def test_a_task_that_is_not_written_in_the_models_tokens(settings: Any, tmp_path: Path) -> None:
     (found,) = problems(settings(task={"name": f"{tmp_path}/my_task.py:Wordy"}))
     assert "has no token for 4 of the 7 pieces of the task's first prompt." in found
+
+
+def test_a_task_in_chat_form_needs_a_template(settings: Any, tmp_path: Path, base: Path) -> None:
+    chatty = settings(task={"name": f"{tmp_path}/my_task.py:Chatty"})
+    (found,) = problems(chatty, quickly=True)
+    assert found == f"The task asks in chat form, and {base} has no chat template: no prompt can be made of its messages."
+    with pytest.raises(UserError, match="Take the model's chat version"):
+        refuse_unsound(chatty)
+    for name, content in (
+        ("tokenizer_config.json", json.dumps({"chat_template": "{{ messages }}"})),
+        ("chat_template.jinja", "{{ messages }}"),
+    ):
+        (base / name).write_text(content, encoding="utf-8")
+        assert problems(chatty, quickly=True) == []
+        (base / name).unlink()
 
 
 @pytest.mark.parametrize(
