@@ -60,7 +60,7 @@ def one_pass(head: str, layers: str, num_tokens: int) -> dict[str, float]:
     policy = PolicyModel(causal_lm.train(), LogitTransform(), 1.0, Cut())
     ids = torch.randint(0, config.vocab_size, (4, num_tokens // 4))
     if head == "whole":
-        policy._num_rows_at_once = num_tokens  # noqa: SLF001  the limit is no setting
+        policy._head.num_rows_at_once = num_tokens  # noqa: SLF001  the limit is no setting
     rows, columns = (index.reshape(-1) for index in torch.meshgrid(torch.arange(4), torch.arange(1, ids.shape[1]), indexing="ij"))
     for parameter in policy.parameters():
         parameter.grad = torch.zeros_like(parameter)

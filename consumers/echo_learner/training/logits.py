@@ -40,6 +40,12 @@ class LogitTransform:
         scaled = logits if self.factor == 1.0 else logits * self.factor
         return scaled if self.cap is None else self.cap * torch.tanh(scaled / self.cap)
 
+    def back_(self, gradient: Tensor, logits: Tensor) -> Tensor:
+        """From the gradient by `logits`, which `self` gave, to that by the head's output; changes `gradient`."""
+        if self.cap is not None:
+            gradient.mul_(1 - (logits / self.cap) ** 2)
+        return gradient if self.factor == 1.0 else gradient.mul_(self.factor)
+
 
 def find_transform(causal_lm: Any) -> LogitTransform:
     """The transform that `causal_lm`, a model of transformers without an adapter, applies to what its head gives.

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from echo_learner.losses.token_sums import entropy_of_logits
 from echo_learner.training.cut import Cut
+from echo_learner.training.head import Head
 from echo_learner.training.logits import LogitTransform, find_transform
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
@@ -24,8 +23,6 @@ from echo_tasks.base_models import resolve_base
 from echo_tasks.experts import Routers
 from echo_tasks.prompts import attention_of
 
-# Logits of one piece of the head: 256 MiB in float32. Above it, pieces are computed one by one and again in the backward pass.
-_LOGITS_AT_ONCE = 1 << 26
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -56,15 +53,11 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.routers = routers
         self.causal_lm = causal_lm
-        self._transform = transform
-        self._temperature = temperature
-        self._cut = cut
-        head = self._language_model.get_output_embeddings()
-        # Read now: under ZeRO-3 the head's weight is spread over ranks later.
-        self._num_rows_at_once = max(1, _LOGITS_AT_ONCE // head.weight.shape[0])
-        # All pieces are one call of the head: ZeRO-3 gathers a module's weights at each of its calls, in which all ranks take part, and
+        layer = self._language_model.get_output_embeddings()
+        self._head = Head(layer, transform, temperature, cut)
+        # All pieces are one call of the layer: ZeRO-3 gathers a module's weights at each of its calls, in which all ranks take part, and
         # ranks with more tokens have more pieces.
-        self._project, head.forward = head.forward, self._score
+        layer.forward = self._head.score
 
     @property
     def _language_model(self) -> Any:
@@ -89,26 +82,6 @@ class PolicyModel(nn.Module):
         targets = input_ids[rows, columns]
         found: tuple[Tensor, Tensor] = model.get_output_embeddings()(picked, targets, is_cut)
         return found
-
-    def _score(self, hidden: Tensor, targets: Tensor, is_cut: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Instead of the head's logits: log-probabilities and entropies of `targets` after `hidden` [T, hidden size], piece by piece."""
-        at_once = self._num_rows_at_once
-        if len(targets) <= at_once:
-            return self._score_piece(hidden, targets, is_cut)
-        pieces = [slice(start, start + at_once) for start in range(0, len(targets), at_once)]
-        parts = [
-            checkpoint(self._score_piece, hidden[piece], targets[piece], None if is_cut is None else is_cut[piece], use_reentrant=False)
-            for piece in pieces
-        ]
-        return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
-
-    def _score_piece(self, hidden: Tensor, targets: Tensor, is_cut: Tensor | None) -> tuple[Tensor, Tensor]:
-        logits = self._transform(self._project(hidden).float()) / self._temperature
-        drawn_from = logits if is_cut is None else torch.where(is_cut.unsqueeze(1), self._cut(logits, targets), logits)
-        logprobs = logits.gather(1, targets.unsqueeze(1)).squeeze(1) - drawn_from.logsumexp(dim=1)
-        with torch.no_grad():
-            entropies = entropy_of_logits(logits)
-        return logprobs, entropies
 
     @contextmanager
     def as_reference(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from echo_embedded.ports import free_ports
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import GrpoTis, ReferenceKl
 from echo_learner.step_metrics import token_metrics
-from echo_learner.training import policy_model
+from echo_learner.training import head
 from echo_learner.training.batch import TrainingBatch
 from echo_learner.training.deepspeed_setup import OptimizerConfig
 from echo_learner.training.learning_rate import LearningRate
@@ -64,7 +64,7 @@ def train(
     config = trainer_config(base, settings or {})
     if head_rows is not None:
         # A job is a process of its own, and the ranks are its forks.
-        policy_model._LOGITS_AT_ONCE = head_rows * VOCABULARY
+        head._LOGITS_AT_ONCE = head_rows * VOCABULARY
     if launched:
         _launch(config, ranks)
     trainer = open_trainer(config, ranks)
@@ -341,7 +341,7 @@ def most_logits(base: str, settings: Mapping[str, Any], head_rows: int) -> list[
     most: list[int] = []
     for at_once in (10_000, head_rows):
         model: Any = load_policy(config.policy)
-        model._num_rows_at_once = at_once
+        model._head.num_rows_at_once = at_once
         with _LogitRows(model.causal_lm.get_output_embeddings().weight) as seen:
             logprobs, _ = model(ids, rows, columns, torch.ones(30, dtype=torch.bool))
             (logprobs * torch.linspace(-1, 1, 30)).sum().backward()
