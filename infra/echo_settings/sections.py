@@ -348,6 +348,11 @@ class Settings(Section):
                 'kl_estimator = "k2" or "k3"'
             )
         check_rate(self.learner)
+        if self.learner.compile and self.policy.replay_experts:
+            raise ValueError(
+                "[learner] compile does not go with [policy] replay_experts, which tells routers inside of the layers where tokens go; "
+                "write compile = false"
+            )
         if self.learner.groups_per_step % self.learner.updates_per_step:
             raise ValueError(
                 f"[learner] updates_per_step = {self.learner.updates_per_step} does not divide groups_per_step = "

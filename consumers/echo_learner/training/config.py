@@ -151,6 +151,7 @@ def trainer_config(settings: Settings, base: Path) -> Any:
             temperature=settings.rollout.temperature,
             cut=Cut(top_p=settings.rollout.top_p, top_k=settings.rollout.top_k, min_p=settings.rollout.min_p),
             gradient_checkpointing=learner.gradient_checkpointing,
+            compile=learner.compile,
             replay_experts=policy.replay_experts,
             seed=settings.run.seed,
         ),

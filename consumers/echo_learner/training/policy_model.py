@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from echo_learner.training.compiling import compile_layers
 from echo_learner.training.cut import Cut
 from echo_learner.training.head import Head
 from echo_learner.training.logits import LogitTransform, find_transform
@@ -41,6 +42,7 @@ class PolicyConfig:
     seed: int
     cut: Cut = field(default_factory=Cut)
     replay_experts: bool = False
+    compile: bool = False
 
 
 class PolicyModel(nn.Module):
@@ -95,7 +97,7 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
     """The base model with a fresh adapter on every linear layer but the head, or with all weights trainable.
 
     The same seed gives the same adapter. Raises UserError if the folder holds no model, or one that cannot be trained here: no linear layer
-    to adapt, a head that `find_transform` refuses, or no experts where they are to be replayed.
+    to adapt, a head that `find_transform` refuses, no experts where they are to be replayed, or layers that cannot be compiled.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -113,6 +115,8 @@ def load_policy(config: PolicyConfig) -> PolicyModel:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if config.kind is WeightKind.LORA:
         model = _with_adapter(model, config)
+    if config.compile:
+        compile_layers(model)
     model.train()
     return PolicyModel(model, transform, config.temperature, config.cut, routers)
 

@@ -42,6 +42,12 @@ def test_a_deepspeed_file_that_it_refuses_itself(torch_process: ForkingProcess, 
     assert "overlap_com" in said
 
 
+def test_compiled_layers_and_weights_that_are_spread(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
+    own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": 3}})
+    said = refusal(torch_process, base, [["step", 1]], settings={"deepspeed": own, "compile": True}, ranks=2)
+    assert "compile does not go with ZeRO-3" in said
+
+
 def test_a_users_file_is_merged_over_ours(torch_process: ForkingProcess, base: Path, tmp_path: Path) -> None:
     """Offload and clipping are taken from it; what it does not name stays ours."""
     own = deepspeed_file(tmp_path, {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "gradient_clipping": 1e-3})

@@ -84,6 +84,7 @@ def test_secrets_come_from_files_and_show_nowhere(tmp_path: Path) -> None:
         ("[learner]\nlr_schedule = 'cosine'\ndecay_steps = 100\nmin_lr = 0.5", "is above lr"),
         ("[learner]\nlr_schedule = 'cosine'\ndecay_steps = 99", r"ends before the run \(100 updates\).*write decay_steps = 100"),
         ("[learner]\nlr_schedule = 'cosine'\ndecay_steps = 99\nsteps = 0", "any number of updates.*write a min_lr above 0"),
+        ("[learner]\ncompile = true\n[policy]\nreplay_experts = true", "routers inside of the layers.*write compile = false"),
         ("[kafka", "not valid TOML"),
         ("[registry]\npassword_file = '/no/such/file'", "cannot be read"),
     ],
