@@ -20,7 +20,7 @@ from echo_learner.commit.publication import Publication
 from echo_learner.commit.snapshot import SnapshotFiles, file_names
 from echo_learner.orders import RunOrders
 from echo_learner.parts import LearnerParts
-from echo_learner.start import Beginning
+from echo_learner.start.beginning import Beginning
 from echo_learner.step import StepDraft, seal
 from echo_learner.training.config import meaning_of
 from echo_schemas.records import Drop, Record, StepReport, WeightKind, group_id_of

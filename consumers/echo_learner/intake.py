@@ -25,13 +25,12 @@ from echo_bus.reading.reader import Place as ReaderPlace
 from echo_core.assembly import GroupAssembler
 from echo_core.batch_choice import Choice, ChosenGroup, choose_batch
 from echo_core.bottleneck import Place, Use
-from echo_core.groups import AssemblyState, DropDecision
+from echo_core.groups import AssemblyState, DropDecision, SeqState
 from echo_core.policy import StalenessPolicy
 from echo_learner.admission import AdmissionLimits
 from echo_learner.back_pressure import BackPressure
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.metrics import LearnerMetrics
-from echo_learner.sequential.requesting import SeqState
 from echo_learner.trust import WorkerTrust
 from echo_runtime.notices import STANDSTILL_S
 from echo_runtime.places import PlaceTimes

@@ -22,7 +22,7 @@ from echo_learner.heartbeat import ProgressHeartbeat
 from echo_learner.intake import Intake
 from echo_learner.orders import RunOrders
 from echo_learner.parts import LearnerParts
-from echo_learner.start import Beginning
+from echo_learner.start.beginning import Beginning
 from echo_learner.step import StepDraft, Stepper
 from echo_learner.training.trainer import TrainingDiverged
 from echo_runtime.logs import logged_with

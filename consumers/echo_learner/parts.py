@@ -35,7 +35,7 @@ from echo_learner.partition_watch import PartitionWatch
 from echo_learner.record_check import RecordCheck
 from echo_learner.reward_watch import RewardWatch
 from echo_learner.source import BatchSource, open_source
-from echo_learner.start import Beginning
+from echo_learner.start.beginning import Beginning
 from echo_learner.training.batch import SignalSource
 from echo_learner.training.config import assembly_limits, logprob_tolerance
 from echo_learner.training.ranks import Trainer

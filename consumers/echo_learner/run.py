@@ -12,14 +12,14 @@ from dataclasses import replace
 
 from echo_bus.errors import ProducerFenced, TransportError
 from echo_learner.commit import session as sessions
-from echo_learner.commit.resuming import look
 from echo_learner.commit.session import Tip
 from echo_learner.evaluation.setup import kept_manifests
 from echo_learner.learner import Learner
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.orders import refuse_stopped
 from echo_learner.parts import LearnerParts, open_parts
-from echo_learner.start import Beginning, StartOptions, begin_session
+from echo_learner.start.beginning import Beginning, StartOptions, begin_session
+from echo_learner.start.resuming import look
 from echo_learner.training.config import ignored_rewards, trainer_config
 from echo_learner.training.ranks import Trainer, follow, is_follower, open_trainer
 from echo_runtime.garbage import without_collection

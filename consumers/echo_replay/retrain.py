@@ -27,8 +27,8 @@ from echo_bus.errors import BlobCorrupt, OffsetLost
 from echo_core.policy import OverBudget
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.commit.learner_state import LearnerState
-from echo_learner.commit.resuming import load_trainer
 from echo_learner.commit.snapshot import SnapshotFiles
+from echo_learner.start.resuming import load_trainer
 from echo_learner.training.batch import SignalSource
 from echo_learner.training.config import batch_rules, changed_meaning, meaning_of
 from echo_learner.training.ranks import Trainer

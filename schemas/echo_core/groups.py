@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from echo_schemas.records import Coordinates, DropReason, Trajectory
 
@@ -39,6 +40,14 @@ class ReadyGroup:
     def min_version(self) -> int:
         """Oldest version that generated any token of the group."""
         return min(member.trajectory.min_version for member in self.members)
+
+
+class SeqState(StrEnum):
+    """The state of a seq in the log. `whole`: one attempt has all its members; rewards may be missing."""
+
+    MISSING = "missing"
+    WHOLE = "whole"
+    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

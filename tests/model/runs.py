@@ -20,7 +20,7 @@ from echo_learner.commit.learner_state import LearnerState
 from echo_learner.commit.snapshot import file_names
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
-from echo_learner.start import StartOptions
+from echo_learner.start.beginning import StartOptions
 from echo_memory import MemoryCluster
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import RoleProcess, StopSignal

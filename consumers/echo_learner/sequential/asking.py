@@ -19,11 +19,12 @@ from echo_bus.clock import Clock
 from echo_bus.requests.dispatch import LeastLagChooser, PartitionWork
 from echo_bus.requests.request_reply import reply_headers
 from echo_core.batch_choice import ChosenGroup
+from echo_core.groups import SeqState
 from echo_core.patience import Patience
 from echo_learner.intake import Intake
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.sequential.replies import PARTITION, ReplyInbox
-from echo_learner.sequential.requesting import Closing, ReplyFate, RequestLedger, SeqState
+from echo_learner.sequential.requesting import Closing, ReplyFate, RequestLedger
 from echo_schemas.errors import UserError
 from echo_schemas.records import Purpose, ReplyOutcome, RewardTerm, RolloutReply, RolloutRequest, Sampling, group_id_of
 from echo_schemas.topics import REQUESTS

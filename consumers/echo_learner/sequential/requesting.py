@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from echo_core.groups import SeqState
 from echo_schemas.records import DropReason, ReplyOutcome, RolloutReply
 
 # Correlation ids of finished seqs that are kept, to recognise late replies.
@@ -38,14 +39,6 @@ class ReplyFate(StrEnum):
     LATE = "late"
     UNKNOWN = "unknown"
     FOREIGN = "foreign"
-
-
-class SeqState(StrEnum):
-    """The state of a seq in the log. `whole`: one attempt has all its members; rewards may be missing."""
-
-    MISSING = "missing"
-    WHOLE = "whole"
-    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

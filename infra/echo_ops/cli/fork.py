@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from echo_learner.commit.fork import ForkOrder, fork_run
+from echo_learner.start.fork import ForkOrder, fork_run
 from echo_ops.cli.context import reach_bus, read_settings
 from echo_ops.cli.options import Config, same_file
 from echo_ops.cli.output import out

@@ -14,9 +14,9 @@ import torch
 
 from echo_bus.bus import Bus
 from echo_learner.commit.checkpoint import CheckpointStore
-from echo_learner.commit.fork import fetch_snapshot
 from echo_learner.commit.snapshot import file_names, read_snapshot
 from echo_learner.evaluation.setup import plan_evaluations, plan_section
+from echo_learner.start.fork import fetch_snapshot
 from echo_learner.training.config import trainer_config
 from echo_learner.training.ranks import open_trainer
 from echo_ops.cli.options import RetrainOptions

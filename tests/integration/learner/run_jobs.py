@@ -20,7 +20,7 @@ import numpy.typing as npt
 from echo_bus.client.kafka import KafkaCluster
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import run_learner, train_in_sessions
-from echo_learner.start import StartOptions
+from echo_learner.start.beginning import StartOptions
 from echo_learner.training.config import trainer_config
 from echo_learner.training.ranks import open_trainer
 from echo_ops.cli.retrain import parse_versions

@@ -21,7 +21,7 @@ from echo_bus.client.kafka import KafkaCluster
 from echo_bus.clock import Deadline, SystemClock
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.run import train_in_sessions
-from echo_learner.start import StartOptions
+from echo_learner.start.beginning import StartOptions
 from echo_runtime.places import PlaceTimes
 from echo_runtime.process import RoleProcess, StopSignal
 from echo_schemas.columns import OFFSET_DTYPE

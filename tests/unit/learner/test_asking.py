@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
+from echo_core.groups import SeqState
 from echo_learner.intake import Intake
 from echo_learner.sequential import replies
-from echo_learner.sequential.requesting import SeqState
 from echo_schemas.errors import UserError
 from echo_schemas.records import DropReason, Purpose, ReplyOutcome, RolloutRequest
 from echo_schemas.topics import REQUESTS

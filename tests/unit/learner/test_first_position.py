@@ -12,7 +12,7 @@ from echo_bus.bus import Bus
 from echo_bus.client import profiles
 from echo_bus.clock import ManualClock
 from echo_core.groups import AssemblyState
-from echo_learner.commit.resuming import since_it_began
+from echo_learner.start.resuming import since_it_began
 from echo_memory import MemoryCluster
 from echo_schemas.naming import Namespace
 from echo_schemas.records import Coordinates

@@ -15,8 +15,8 @@ import typer.main
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_learner.commit.checkpoint import CheckpointStore
-from echo_learner.commit.fork import ForkOrder, fork_run
 from echo_learner.commit.learner_state import LearnerState, Origin
+from echo_learner.start.fork import ForkOrder, fork_run
 from echo_ops.cli.main import app
 from echo_replay.audit import audit_run
 from echo_replay.verdicts import Promise

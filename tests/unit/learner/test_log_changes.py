@@ -15,8 +15,8 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_bus.clock import ManualClock, SystemClock
-from echo_learner.commit.log_changes import examine_log, ranges
 from echo_learner.commit.session import identities
+from echo_learner.start.log_changes import examine_log, ranges
 from echo_memory import MemoryCluster
 from echo_schemas.columns import OFFSET_DTYPE
 from echo_schemas.errors import UserError

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echo_learner.sequential.requesting import Ask, Closing, ReplyFate, RequestLedger, SeqState
+from echo_core.groups import SeqState
+from echo_learner.sequential.requesting import Ask, Closing, ReplyFate, RequestLedger
 from echo_schemas.records import Coordinates, DropReason, ReplyOutcome, RolloutReply
 
 SHA = "a" * 64

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch", reason="the learner's types are torch's neighbours: install the extra 'learner'")
 
 from echo_learner.commit.checkpoint import CheckpointStore
-from echo_learner.commit.fork import ForkOrder, fork_run
+from echo_learner.start.fork import ForkOrder, fork_run
 from echo_replay.audit import audit_run
 from echo_replay.history import History
 from echo_replay.retrain import Match, RetrainParts, TrainingLog, plan_retraining, retrain

@@ -19,9 +19,9 @@ from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore
 from echo_learner.commit.learner_state import LearnerState
-from echo_learner.commit.log_changes import examine_log, fork_hint
 from echo_learner.commit.placement import SnapshotPlacement, expected_bytes
 from echo_learner.commit.session import Tip
+from echo_learner.start.log_changes import examine_log, fork_hint
 from echo_learner.training.config import changed_meaning, meaning_of
 from echo_learner.training.ranks import Trainer
 from echo_schemas.errors import UserError

@@ -23,10 +23,10 @@ from echo_core.groups import AssemblyState
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, Outbox
 from echo_learner.commit.learner_state import LearnerState, Origin, checkpoint_id
-from echo_learner.commit.log_changes import ranges
 from echo_learner.commit.snapshot import SnapshotFiles, file_names, read_snapshot
 from echo_learner.commit.store import read_stored
 from echo_learner.evaluation.setup import kept_manifests
+from echo_learner.start.log_changes import ranges
 from echo_learner.training.config import meaning_of, reward_terms
 from echo_schemas.errors import EchoError, UserError
 from echo_schemas.records import Drop, DropReason, WeightKind, WeightManifest, group_id_of

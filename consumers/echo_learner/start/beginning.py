@@ -15,10 +15,10 @@ from echo_core.assembly import GroupAssembler
 from echo_learner.commit import session as sessions
 from echo_learner.commit.checkpoint import CheckpointStore, Outbox
 from echo_learner.commit.learner_state import LearnerState
-from echo_learner.commit.resuming import choose_checkpoint, choose_resumption, load_trainer, look, since_it_began
 from echo_learner.commit.session import Tip
 from echo_learner.evaluation.setup import published_manifests
 from echo_learner.metrics import LearnerMetrics
+from echo_learner.start.resuming import choose_checkpoint, choose_resumption, load_trainer, look, since_it_began
 from echo_learner.training.config import assembly_limits, meaning_of, reward_terms
 from echo_learner.training.ranks import Trainer
 from echo_runtime.process import RoleProcess
