@@ -37,7 +37,13 @@ gc.disable()
 _log = logging.getLogger(__name__)
 # A busy machine makes no example wrong; what hangs, pytest's own time limit ends. The same examples each time: a test that passes today
 # passes tomorrow. A thorough run looks further, at other ones each time.
-hypothesis.settings.register_profile("project", deadline=None, derandomize=not IS_THOROUGH, max_examples=examples(100))
+hypothesis.settings.register_profile(
+    "project",
+    deadline=None,
+    derandomize=not IS_THOROUGH,
+    max_examples=examples(100),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("project")
 _BOOTSTRAP_VARIABLE = "ECHO_KAFKA__BOOTSTRAP"
 _REGISTRY_VARIABLE = "ECHO_REGISTRY__URL"
