@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
-# A variable of vLLM: the cores of its compute threads, or `nobind`.
+# A variable of vLLM: the cores of its compute threads, for each of its processes after a bar; or `nobind`.
 _BIND = "VLLM_CPU_OMP_THREADS_BIND"
 # With at least this many cores, one is left to Kafka, the rewards and the feeder.
 _SPARE_FROM = 4
@@ -49,7 +49,8 @@ class RunPlacement:
 
 @dataclass(frozen=True, slots=True)
 class WorkerNeed:
-    """What a worker needs of this machine. `gpus`: their number, if the machine has GPUs; `is_elsewhere`: its engine is a remote server."""
+    """What a worker needs of this machine. `gpus`: their number, or, on a machine without GPUs, that of the processes that its model is
+    split over; `is_elsewhere`: its engine is a remote server."""
 
     gpus: int = 1
     is_elsewhere: bool = False
@@ -61,7 +62,7 @@ def placement(machine: Machine, workers: Sequence[WorkerNeed], *, ranks: int = 1
     Workers that generate on cores get equal parts of them. A worker whose engine is elsewhere is placed as the other roles are.
     """
     local = [need for need in workers if not need.is_elsewhere]
-    found = _on_gpus(machine, local, ranks) if machine.gpus else _on_cores(machine.cores, len(local))
+    found = _on_gpus(machine, local, ranks) if machine.gpus else _on_cores(machine.cores, local)
     if not machine.binds:
         found = RunPlacement(tuple(map(_unbound, found.workers)), _unbound(found.learner), found.others)
     places = iter(found.workers)
@@ -85,7 +86,8 @@ def _unbound(place: ProcessPlacement) -> ProcessPlacement:
     return ProcessPlacement({name: value for name, value in place.environ.items() if name != _BIND})
 
 
-def _on_cores(cores: Sequence[int], workers: int) -> RunPlacement:
+def _on_cores(cores: Sequence[int], needs: Sequence[WorkerNeed]) -> RunPlacement:
+    workers = len(needs)
     single = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2", "DS_ACCELERATOR": "cpu"}
     others, computing = ProcessPlacement(single), {**single, **_KEEP_MEMORY}
     usable = len(cores) - (1 if len(cores) >= _SPARE_FROM else 0)
@@ -93,18 +95,19 @@ def _on_cores(cores: Sequence[int], workers: int) -> RunPlacement:
         return RunPlacement((ProcessPlacement(computing),) * workers, ProcessPlacement(computing), others)
     for_learner = max(1, usable // 2) if workers <= usable - usable // 2 else 1
     each = (usable - for_learner) // workers
-    bound = tuple(
-        ProcessPlacement(
-            {
-                **computing,
-                "OMP_NUM_THREADS": str(each),
-                _BIND: ",".join(str(core) for core in cores[index * each : (index + 1) * each]),
-            }
-        )
-        for index in range(workers)
-    )
+    bound = []
+    for index, need in enumerate(needs):
+        parts = _parts(cores[index * each : (index + 1) * each], max(1, need.gpus))
+        lists = "|".join(",".join(map(str, part)) for part in parts)
+        bound.append(ProcessPlacement({**computing, "OMP_NUM_THREADS": str(len(parts[0])), _BIND: lists}))
     learner_cores = tuple(cores[usable - for_learner : usable])
-    return RunPlacement(bound, ProcessPlacement({**computing, "OMP_NUM_THREADS": str(for_learner)}, learner_cores), others)
+    return RunPlacement(tuple(bound), ProcessPlacement({**computing, "OMP_NUM_THREADS": str(for_learner)}, learner_cores), others)
+
+
+def _parts(cores: Sequence[int], num: int) -> list[Sequence[int]]:
+    """`cores` in `num` equal parts; all of them for everybody if there are fewer."""
+    each = len(cores) // num
+    return [cores[index * each : (index + 1) * each] if each else cores for index in range(num)]
 
 
 def _on_gpus(machine: Machine, workers: Sequence[WorkerNeed], ranks: int) -> RunPlacement:

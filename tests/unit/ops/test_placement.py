@@ -31,6 +31,14 @@ def test_on_two_cores_the_worker_has_the_first_and_the_learner_the_second() -> N
     assert found.learner.environ["DS_ACCELERATOR"] == "cpu"
 
 
+@pytest.mark.parametrize(("num_cores", "lists", "threads"), [(2, "0|0", 1), (9, "0,1|2,3", 2), (7, "0|1", 1)])
+def test_each_process_that_a_model_is_split_over_has_its_list_of_cores(num_cores: int, lists: str, threads: int) -> None:
+    """vLLM refuses to start with fewer lists than processes."""
+    found = placement(Machine(tuple(range(num_cores))), [WorkerNeed(gpus=2)])
+    assert found.workers[0].environ["VLLM_CPU_OMP_THREADS_BIND"] == lists
+    assert found.workers[0].environ["OMP_NUM_THREADS"] == str(threads)
+
+
 def test_processes_that_compute_on_cores_keep_their_memory_and_the_others_do_not() -> None:
     for cores, workers in (((0, 1), 1), ((0, 1), 2), (tuple(range(16)), 3)):
         found = placement(Machine(cores), [WorkerNeed()] * workers)
