@@ -2,9 +2,8 @@
 
     python bench/gpu.py [--parts learner,engines] [--models qwen2.5-0.5b,qwen3-4b] [--tokens 1024] [--json FILE]
 
-learner   one step of the learner's own trainer: tokens a second, share of the card's peak (MFU), most memory, beside what `echoswarm check`
-          estimates. MFU counts 6 operations a weight and token for all weights and 4 for an adapter, and attention; what is recomputed is
-          not counted.
+learner   one step of the learner's own trainer: tokens a second, share of the card's peak (MFU), most memory. MFU counts 6 operations a
+          weight and token for all weights and 4 for an adapter, and attention; what is recomputed is not counted.
 engines   `transformers`, and `vllm` if it is installed: tokens a second, seconds to install a version, and how far its log-probabilities
           are from the learner's for the same weights (nats a token; effective sample size of their ratio).
 
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import itertools
 import json
 import multiprocessing as mp
 import statistics
@@ -22,7 +22,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,16 +88,15 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerRow:
-    """One configuration of the learner."""
+    """One configuration of the learner. `profiles`: the folder for a profile of one more step."""
 
     model: str
     kind: str
-    again: bool
     micro_batch_tokens: int
     tokens: int
     samples: int
     variant: str = "recomputed"
-    profile: bool = False
+    profiles: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def batch_of(rows: Sequence[Row], max_tokens: int) -> TrainingBatch:
     )
 
 
-def learner_row(row: LearnerRow, models: Path, out: Path | None) -> dict[str, Any]:
+def learner_row(row: LearnerRow, models: Path) -> dict[str, Any]:
     """One warm step and two measured ones."""
     import torch
 
@@ -222,7 +222,7 @@ def learner_row(row: LearnerRow, models: Path, out: Path | None) -> dict[str, An
         patch(cross_entropy=False, fused_linear_cross_entropy=False)
     if row.variant == "autograd":
         _let_autograd_do_the_head()
-    trainer = open_trainer(make_model(row.model, models), row.kind, again=row.again, compiled=row.variant == "compile")
+    trainer = open_trainer(make_model(row.model, models), row.kind, again=row.variant != "kept", compiled=row.variant == "compile")
     rng = np.random.default_rng(0)
     answer = row.tokens - _PROMPT
     rows = [
@@ -234,8 +234,8 @@ def learner_row(row: LearnerRow, models: Path, out: Path | None) -> dict[str, An
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     seconds = statistics.median(trainer.step(batch).compute_s for _ in range(_STEPS))
-    if row.profile and out is not None:
-        _profile(trainer, batch, out / f"profile-{row.model}-{row.kind}-{row.variant}.txt")
+    if row.profiles is not None:
+        _profile(trainer, batch, row.profiles / f"profile-{row.model}-{row.kind}-{row.variant}.txt")
     trainer.close()
     num_tokens = row.samples * row.tokens
     flops = SHAPES[row.model].flops(num_tokens, row.tokens, all_weights=row.kind == "full")
@@ -285,9 +285,8 @@ def peak_flops() -> float | None:
     return next((peak for word, peak in _PEAK.items() if word in name), None)
 
 
-def engine_row(row: EngineRow, models: Path, out: Path | None) -> dict[str, Any]:
+def engine_row(row: EngineRow, models: Path) -> dict[str, Any]:
     """Start, first version, one warm batch and one measured; then the learner's log-probabilities of the same tokens."""
-    del out
     folder = make_model(row.model, models)
     with tempfile.TemporaryDirectory() as work:
         version = Path(work) / "v0"
@@ -388,48 +387,45 @@ def main() -> None:
     )
     parser.add_argument("--options", default="{}", help="JSON for the engine")
     parser.add_argument("--folder", type=Path, help="where models and profiles lie; else temporary")
-    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="with --folder")
     given = parser.parse_args()
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary:
-        models = given.folder or Path(temporary)
-        for model in given.models.split(","):
-            for kind in given.kinds.split(","):
-                rows: list[tuple[str, Callable[..., dict[str, Any]], LearnerRow | EngineRow]] = []
-                if "learner" in given.parts:
-                    for variant in given.variants.split(","):
-                        for micro in given.micro.split(","):
-                            each = LearnerRow(
-                                model=model,
-                                kind=kind,
-                                again=variant != "kept",
-                                variant=variant,
-                                micro_batch_tokens=int(micro),
-                                tokens=given.tokens,
-                                samples=given.samples,
-                                profile=given.profile,
-                            )
-                            rows.append((f"learner: {model}, {kind}, {variant}, {micro} tokens a micro-batch", learner_row, each))
-                if "engines" in given.parts:
-                    for engine in given.engines.split(","):
-                        asked = EngineRow(
-                            engine=engine,
-                            model=model,
-                            kind=kind,
-                            sequences=given.sequences,
-                            tokens=given.tokens,
-                            top_p=given.top_p,
-                            options=json.loads(given.options),
-                        )
-                        rows.append((f"{engine}: {model}, {kind}, {given.sequences} sequences", engine_row, asked))
-                for name, work, row in rows:
-                    try:
-                        figures[name] = _alone(work, row, models, given.folder)
-                    except Exception as exc:  # one row that fails (memory) leaves the others
-                        figures[name] = {"failed": "".join(traceback.format_exception(exc))[-1500:]}
-                    sys.stdout.write(f"{name}: {json.dumps(figures[name])}\n")
-                    sys.stdout.flush()
-                    save(given.json, figures)
+        for name, work, row in _rows(given):
+            try:
+                figures[name] = _alone(work, row, given.folder or Path(temporary))
+            except Exception as exc:  # one row that fails (memory) leaves the others
+                figures[name] = {"failed": "".join(traceback.format_exception(exc))[-1500:]}
+            sys.stdout.write(f"{name}: {json.dumps(figures[name])}\n")
+            sys.stdout.flush()
+            save(given.json, figures)
+
+
+def _rows(given: Namespace) -> Iterator[tuple[str, Callable[..., dict[str, Any]], LearnerRow | EngineRow]]:
+    """Name, work and configuration of each row that the command line asks for."""
+    for model, kind in itertools.product(given.models.split(","), given.kinds.split(",")):
+        for variant, micro in itertools.product(given.variants.split(","), given.micro.split(",")) if "learner" in given.parts else ():
+            row = LearnerRow(
+                model=model,
+                kind=kind,
+                variant=variant,
+                micro_batch_tokens=int(micro),
+                tokens=given.tokens,
+                samples=given.samples,
+                profiles=given.folder if given.profile else None,
+            )
+            yield f"learner: {model}, {kind}, {variant}, {micro} tokens a micro-batch", learner_row, row
+        for engine in given.engines.split(",") if "engines" in given.parts else ():
+            asked = EngineRow(
+                engine=engine,
+                model=model,
+                kind=kind,
+                sequences=given.sequences,
+                tokens=given.tokens,
+                top_p=given.top_p,
+                options=json.loads(given.options),
+            )
+            yield f"{engine}: {model}, {kind}, {given.sequences} sequences", engine_row, asked
 
 
 if __name__ == "__main__":

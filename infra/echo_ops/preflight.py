@@ -132,6 +132,7 @@ def _prompt_fits(settings: Settings) -> Iterator[Problem]:
     try:
         folder, prompt = resolve_base(settings.policy.base), _first_prompt(settings)
         vocabulary = vocabulary_size(folder)
+        check_template(folder, prompt)
     except UserError:
         return
     codec = PromptCodec(folder)

@@ -117,10 +117,7 @@ def check_template(base: Path, prompt: Prompt) -> None:
 
 
 def _has_template(base: Path) -> bool:
-    if (
-        any((base / name).is_file() for name in ("chat_template.jinja", "chat_template.json"))
-        or (base / "additional_chat_templates").is_dir()
-    ):
+    if any((base / name).exists() for name in ("chat_template.jinja", "chat_template.json", "additional_chat_templates")):
         return True
     try:
         config = json.loads((base / "tokenizer_config.json").read_text(encoding="utf-8"))

@@ -96,7 +96,11 @@ def measure_tokens(batch: LossInputs, outputs: LossOutputs, *, entropies: Tensor
 
 def entropy_of_logits(logits: Tensor) -> Tensor:
     """Entropy of softmax(logits) in nats, [...] for logits [..., V] of any precision; vocabulary entries of -inf count as impossible."""
-    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    return entropy_of_logprobs(torch.log_softmax(logits.float(), dim=-1))
+
+
+def entropy_of_logprobs(logprobs: Tensor) -> Tensor:
+    """The same for logarithms of probabilities [..., V] that add up to 1, float32."""
     return -(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min)).sum(dim=-1)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from echo_learner.losses.token_sums import entropy_of_logits
+from echo_learner.losses.token_sums import entropy_of_logits, entropy_of_logprobs
 from echo_learner.training.cut import Cut
 from echo_learner.training.logits import LogitTransform
 
@@ -79,8 +79,8 @@ class _Pieces(torch.autograd.Function):
             else:
                 logprobs[piece] = chosen - head.drawn_from(logits, targets[piece], is_cut[piece]).logsumexp(dim=1)
             log_sums[piece] = chosen - logprobs[piece]
-            entropies[piece] = -torch.linalg.vecdot(of_all.exp(), of_all)
-        ctx.head, ctx.has_bias = head, bias is not None
+            entropies[piece] = entropy_of_logprobs(of_all)
+        ctx.head = head
         ctx.save_for_backward(hidden, targets, is_cut, log_sums)
         ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -99,7 +99,7 @@ class _Pieces(torch.autograd.Function):
             scale = gradients[0][piece].unsqueeze(1) / head.temperature
             of_logits = (drawn_from - log_sums[piece].unsqueeze(1)).exp_().mul_(-scale)
             of_logits.scatter_add_(1, targets[piece].unsqueeze(1), scale)
-            head.transform.back_(of_logits, logits * head.temperature)
+            head.transform.back_(of_logits, logits, head.temperature)
             short = of_logits.to(weight.dtype)
             if of_hidden is not None:
                 of_hidden[piece] = short @ weight

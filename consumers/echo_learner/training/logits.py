@@ -40,11 +40,12 @@ class LogitTransform:
         scaled = logits if self.factor == 1.0 else logits * self.factor
         return scaled if self.cap is None else self.cap * torch.tanh(scaled / self.cap)
 
-    def back_(self, gradient: Tensor, logits: Tensor) -> Tensor:
-        """From the gradient by `logits`, which `self` gave, to that by the head's output; changes `gradient`."""
+    def back_(self, gradient: Tensor, logits: Tensor, temperature: float) -> None:
+        """Turn the gradient by what `self` gives into that by the head's output, in place. `logits`: what it gave, over `temperature`."""
         if self.cap is not None:
-            gradient.mul_(1 - (logits / self.cap) ** 2)
-        return gradient if self.factor == 1.0 else gradient.mul_(self.factor)
+            gradient.mul_(1 - (logits * (temperature / self.cap)) ** 2)
+        if self.factor != 1.0:
+            gradient.mul_(self.factor)
 
 
 def find_transform(causal_lm: Any) -> LogitTransform:

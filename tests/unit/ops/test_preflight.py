@@ -186,7 +186,8 @@ def test_a_task_that_is_not_written_in_the_models_tokens(settings: Any, tmp_path
 
 def test_a_task_in_chat_form_needs_a_template(settings: Any, tmp_path: Path, base: Path) -> None:
     chatty = settings(task={"name": f"{tmp_path}/my_task.py:Chatty"})
-    (found,) = problems(chatty, quickly=True)
+    (found,) = problems(chatty)
+    assert problems(chatty, quickly=True) == [found]
     assert found == f"The task asks in chat form, and {base} has no chat template: no prompt can be made of its messages."
     with pytest.raises(UserError, match="Take the model's chat version"):
         refuse_unsound(chatty)
