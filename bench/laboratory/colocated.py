@@ -1,6 +1,6 @@
 """The baseline: one process in which the pipeline's sampler and learner take turns. No Kafka.
 
-    python -m laboratory.colocated RUN_FILE RESULT_FILE
+    python -m laboratory.colocated RUN_FILE RESULT_FILE [PARTS OF PARAMETERS' NAMES]
 
     sample all groups of the step ─▶ score ─▶ the learner's step ─▶ install the new weights ─▶ sample …
 
@@ -18,12 +18,13 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from echo_bus.clock import SystemClock
 from echo_core.batch_choice import ChosenGroup, ChosenSample
@@ -53,6 +54,9 @@ from echo_tasks.task import Task
 from laboratory.matrix import Cell, as_toml
 from laboratory.results import Curve, Evaluated, Result, read_result, write_result
 
+if TYPE_CHECKING:
+    from echo_learner.training.policy_model import PolicyConfig, PolicyModel
+
 _NAME = "co-located"
 _SHOWN = 3_000
 # For the snapshots in use.
@@ -73,7 +77,7 @@ def run_colocated(cell: Cell, folder: Path, patience_s: float) -> Result:
         "OMP_NUM_THREADS": str(len(cores)),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
     }
-    command = [sys.executable, "-m", "laboratory.colocated", config.name, file.name]
+    command = [sys.executable, "-m", "laboratory.colocated", config.name, file.name, *cell.held]
     started_s = time.monotonic()
     try:
         found = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=patience_s, check=False)
@@ -248,8 +252,24 @@ def _plain(value: Any) -> float:
     return float(getattr(value, "value", value))
 
 
-async def _main(config: Path, file: Path) -> None:
-    with snapshot_folder(_ROOM_BYTES) as folder:
+def holding(load: Callable[[PolicyConfig], PolicyModel], parts: Sequence[str]) -> Callable[[PolicyConfig], PolicyModel]:
+    """`load`, with a gradient of 0 for each parameter whose name has one of `parts` in it: it stays as it is."""
+    import torch
+
+    def load_and_hold(config: PolicyConfig) -> PolicyModel:
+        policy = load(config)
+        for name, parameter in policy.named_parameters():
+            if any(part in name for part in parts):
+                parameter.register_hook(torch.zeros_like)
+        return policy
+
+    return load_and_hold
+
+
+async def _main(config: Path, file: Path, held: Sequence[str]) -> None:
+    from echo_learner.training import policy_model, trainer
+
+    with patch.object(trainer, "load_policy", holding(policy_model.load_policy, held)), snapshot_folder(_ROOM_BYTES) as folder:
         run = CoLocated(load_settings(config, {}), folder)
         try:
             write_result(file, await run.run(), {})
@@ -258,4 +278,4 @@ async def _main(config: Path, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Path(sys.argv[1]), Path(sys.argv[2])))
+    asyncio.run(_main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))

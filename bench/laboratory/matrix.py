@@ -22,7 +22,7 @@ _EXAMPLES = Path(__file__).parents[2] / "examples"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One run. `settings`: its file's content, without Kafka. `is_colocated`: in one process. `kill_every_s`: seconds between the kills of
-    a second worker; 0: no second worker."""
+    a second worker; 0: no second worker. `held`: parameters with one of these in their names are not trained (only in one process)."""
 
     task: str
     condition: str
@@ -30,6 +30,7 @@ class Cell:
     settings: Mapping[str, Any]
     is_colocated: bool = False
     kill_every_s: float = 0.0
+    held: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -105,6 +106,7 @@ def _cell(content: Mapping[str, Any], task: str, condition: str, seed: int, choi
         settings=settings,
         is_colocated=bool(changed.get("colocated")),
         kill_every_s=float(changed.get("kill_every_s", 0)),
+        held=changed.get("held", ()),
     )
 
 

@@ -140,12 +140,15 @@ def findings(runs: Runs) -> list[Finding]:
     faster("b", "and with workers elsewhere: the time", ("s3-elsewhere", "sequential-elsewhere"), 0.77)
     if base := [result.final for result in runs.get(SEQUENTIAL, {}).values()]:
         equal("c", "S = 6 lies within 5 % of sequential", ("s6", SEQUENTIAL), 0.05 * statistics.fmean(base))
+        equal("c", "and with a falling rate", ("s6-falling", "sequential-falling"), 0.05 * statistics.fmean(base))
         equal("d", "S = 11 with correction lies within 5 % of sequential", ("s11", SEQUENTIAL), 0.05 * statistics.fmean(base))
     worse, corrected = "S = 11 without correction is worse than with it", ("s11-uncorrected", "s11")
     less("d", worse, "accuracy of s11-uncorrected less that of s11, below 0", corrected, _accuracy)
     falls = "largest fall of the batch's reward, s11 less s11-uncorrected, below 0"
     less("d", "or less stable", falls, ("s11", "s11-uncorrected"), _largest_fall)
     equal("e", "LoRA ends where all weights do", ("s3", "s3-full"), 0.05)
+    equal("e", "and in one process, at staleness 0", (CO_LOCATED, f"{CO_LOCATED}-full"), 0.05)
+    equal("e", "or where those weights do that an adapter changes", (CO_LOCATED, f"{CO_LOCATED}-full-inner"), 0.05)
     equal("f", "killing a worker each minute changes no accuracy", ("s3-dying", "s3"), 0.03)
     return found
 

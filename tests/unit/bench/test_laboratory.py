@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -89,6 +90,20 @@ def test_one_process_samples_as_old_as_a_pipeline_would(condition: str, ages: se
     assert list(sampled_at) == list(range(40))
     # The first steps, up to the lead, are all of version 0.
     assert {step - version for step, version in sampled_at.items() if step > settings.lead} == ages
+
+
+def test_what_is_held_is_not_trained() -> None:
+    torch = pytest.importorskip("torch", reason="the baseline trains: install the extra 'learner'")
+    from laboratory.colocated import holding
+
+    held = cell("co-located-full-inner").held
+    model = torch.nn.ModuleDict({"embed_tokens": torch.nn.Embedding(3, 2), "q_proj": torch.nn.Linear(2, 2), "norm": torch.nn.LayerNorm(2)})
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    load: Any = holding(lambda config: cast("Any", model), held)
+    optimizer = torch.optim.AdamW(load(None).parameters(), lr=0.1, weight_decay=0.0)
+    model["norm"](model["q_proj"](model["embed_tokens"](torch.tensor([0, 1])))).square().sum().backward()
+    optimizer.step()
+    assert {name for name, parameter in model.named_parameters() if not parameter.equal(before[name])} == {"q_proj.weight", "q_proj.bias"}
 
 
 def test_the_command_line_wins_over_the_file() -> None:
