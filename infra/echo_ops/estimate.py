@@ -122,6 +122,8 @@ def estimate(settings: Settings, assumed: Assumptions) -> Needs:
             trains_adapter=bool(adapter_rank),
             recomputes=learner.gradient_checkpointing,
             has_reference=learner.kl > 0,
+            compiles=learner.compile,
+            dtype=policy.dtype,
         ),
         learner=LearnerLoad(
             dtype=policy.dtype,

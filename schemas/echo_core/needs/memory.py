@@ -92,17 +92,21 @@ def learner_memory(shape: ModelShape, load: LearnerLoad) -> LearnerMemory:
 
 
 def _activations(shape: ModelShape, tokens: int, item: int, *, recomputes: bool) -> int:
-    """Bytes kept for the backward pass. For each token a layer keeps its inputs to norms in float32, both norms' outputs, q, k, v, the
-    output of attention, and the feed-forward part's gate, its activation, the other half and their product; with recomputation all but one
-    layer keep only their input.
-
-    Qwen3-8B in bfloat16: 2 · (4 · 4096 + 2 · 4096 + 2 · 1024 + 4 · 12288) + 8 · 4096 = 184,320 B a token and layer."""
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    wide = shape.intermediate * max(1, shape.experts_per_token)
-    per_token = item * (4 * shape.hidden + 2 * q + 2 * kv + 4 * wide) + 8 * shape.hidden
+    """Bytes kept for the backward pass: with recomputation all but one layer keep only their input."""
+    per_token = layer_activation_bytes(shape, item)
     if not recomputes:
         return tokens * per_token * shape.layers
     return tokens * (shape.layers * item * shape.hidden + per_token)
+
+
+def layer_activation_bytes(shape: ModelShape, item: int) -> int:
+    """Of one token in one layer: its inputs to norms in float32, both norms' outputs, q, k, v, the output of attention, and the
+    feed-forward part's gate, its activation, the other half and their product, of `item` bytes each.
+
+    Qwen3-8B in bfloat16: 2 · (4 · 4096 + 2 · 4096 + 2 · 1024 + 4 · 12288) + 8 · 4096 = 184,320 B."""
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    wide = shape.intermediate * max(1, shape.experts_per_token)
+    return item * (4 * shape.hidden + 2 * q + 2 * kv + 4 * wide) + 8 * shape.hidden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

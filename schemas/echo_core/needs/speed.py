@@ -1,21 +1,28 @@
 """Seconds of a training step and rollouts per second of a worker on a kind of GPU, by roofline. Pure.
 
-Forward 2 and backward 4 operations a weight and token (Kaplan et al., arXiv 2001.08361, §2.1), attention 2 · width · context more for each
-layer, at the share of a GPU's peak that training usually reaches. Decoding reads all weights and every sequence's keys and values once for
-each token, at the share of the memory's bandwidth that engines reach. Both shares are assumptions; a measured run gives better figures
-(`echoswarm plan --from-run`)."""
+Training: forward 2 and backward 4 operations a weight and token (Kaplan et al., arXiv 2001.08361, §2.1), attention 2 · width · context more
+for each layer, and then the memory traffic of all that is no matrix product, in readings of the activations. The four figures below were
+fitted to seven steps measured on an H100 (`bench/gpu.py`; docs/benchmarks.md), which they give within an eighth; on other GPUs they are
+assumptions. Decoding reads all weights and every sequence's keys and values once for each token, at the share of the memory's bandwidth
+that engines reach: an assumption. A measured run gives better figures (`echoswarm plan --from-run`)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echo_core.needs.memory import ITEM_BYTES, WorkerLoad, worker_memory
+from echo_core.needs.memory import ITEM_BYTES, WorkerLoad, layer_activation_bytes, worker_memory
 from echo_core.needs.model_shape import ModelShape
 
-TRAINING_SHARE = 0.4
-"""Of the peak, in training."""
-BANDWIDTH_SHARE = 0.6
-"""Of the memory's bandwidth, in decoding."""
+MATRIX_SHARE = 0.6
+"""Of the peak, in training's matrix products."""
+FORWARD_READINGS, BACKWARD_READINGS = 5, 20
+"""How often a pass reads or writes the bytes of all activations (`layer_activation_bytes`) besides its matrix products."""
+COMPILED_SHARE = 0.55
+"""Of those, what `[learner] compile` leaves."""
+LOGIT_READINGS = 24
+"""How often a step reads or writes float32 logits."""
+BANDWIDTH_SHARE, DECODING_SHARE = 0.6, 0.4
+"""Of the memory's bandwidth and of the peak, in decoding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,8 @@ class Workload:
     trains_adapter: bool = False
     recomputes: bool = False
     has_reference: bool = False
+    compiles: bool = False
+    dtype: str = "bfloat16"
 
     @property
     def tokens(self) -> float:
@@ -61,17 +70,22 @@ class Workload:
 def train_s(shape: ModelShape, work: Workload, gpu: Gpu, ranks: int) -> float:
     """T_train on `ranks` GPUs.
 
-    Passes, each of 2 operations like a forward pass: 1 forward and 2 backward (an adapter: 1, its base has no gradients), 1 more if
-    activations are recomputed, 1 for the reference, and (u - 1) / u for the log-probabilities before the updates after the first.
+    Forward passes: 1, 1 more if activations are recomputed, 1 for the reference, and (u - 1) / u for the log-probabilities before the
+    updates after the first. The backward pass has the operations of 2 of them (an adapter: of 1, its base has no gradients).
 
     Qwen3-8B, 2048 samples of 256 + 4096 tokens, 2 updates, recomputed, 4 A100: 8.91e6 tokens · (2 · 7.57e9 + 2 · 36 · 4096 · 4352) · 4.5 =
-    6.59e17 operations at 4 · 125e12 a second: 1320 s. The paper measured 1631 s (ECHO-2, §5.2; the lengths of its answers are not given).
+    6.59e17 operations at 4 · 187e12 a second, 880 s; 8.91e6 · (36 · 184,320 · (2.5 · 5 + 20) + 151,936 · 4 · 24) B = 2.05e15 B at
+    4 · 2.039e12 a second, 252 s; together 1132 s. The paper measured 1631 s (ECHO-2, §5.2; the lengths of its answers are not given).
     """
-    backward = 1.0 if work.trains_adapter else 2.0
-    passes = 1 + backward + work.recomputes + work.has_reference + (work.updates - 1) / work.updates
+    forward = 1 + work.recomputes + work.has_reference + (work.updates - 1) / work.updates
+    passes = forward + (1.0 if work.trains_adapter else 2.0)
     attention = 2 * shape.layers * shape.heads * shape.head_dim * (work.prompt_tokens + work.answer_tokens)
-    operations = work.tokens * (2 * shape.active_parameters + attention) * passes
-    return operations / (ranks * gpu.flops * TRAINING_SHARE)
+    operations = (2 * shape.active_parameters + attention) * passes
+    readings = (FORWARD_READINGS * forward + BACKWARD_READINGS) * (COMPILED_SHARE if work.compiles else 1.0)
+    in_layers = shape.layers * layer_activation_bytes(shape, ITEM_BYTES[work.dtype]) * readings
+    in_head = 4 * shape.vocabulary * LOGIT_READINGS
+    a_token = operations / (gpu.flops * MATRIX_SHARE) + (in_layers + in_head) / gpu.bandwidth
+    return work.tokens * a_token / ranks
 
 
 def rollouts_per_s(shape: ModelShape, work: Workload, gpu: Gpu, load: WorkerLoad) -> float:
@@ -90,5 +104,5 @@ def rollouts_per_s(shape: ModelShape, work: Workload, gpu: Gpu, load: WorkerLoad
     # Many sequences together use all experts of a mixture.
     touched = min(shape.parameters, shape.active_parameters * at_once) * ITEM_BYTES[load.dtype] / load.gpus
     read_s = (touched + at_once * memory.cache_per_token * mean) / (gpu.bandwidth * BANDWIDTH_SHARE)
-    compute_s = 2 * shape.active_parameters * at_once / load.gpus / (gpu.flops * TRAINING_SHARE)
+    compute_s = 2 * shape.active_parameters * at_once / load.gpus / (gpu.flops * DECODING_SHARE)
     return at_once / (max(read_s, compute_s) * work.answer_tokens)

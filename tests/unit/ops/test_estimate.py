@@ -40,24 +40,24 @@ def test_echo_2_s_run_is_estimated_near_what_the_paper_measured() -> None:
     text = printed(load_settings(ROOT / "examples/echo2/qwen3-8b.toml", {}), mbit_s=100)
     # Paper: T_bcast 1437 s, T_train 1631 s on 4 A100, 9 RTX 5090, $8.10 a step.
     assert "T_bcast is 1,318.7 s and has to be below kappa · T_train, kappa = 2:" in text
-    assert "learner on 4 × A100 80 GB      T_train  1,319.3 s  fits" in text
-    assert "4 × A100 80 GB and 13 × RTX 5090 32 GB: $16.79 an hour, $6.15 a step" in text
+    assert "learner on 4 × A100 80 GB      T_train  1,131.1 s  fits" in text
+    assert "4 × A100 80 GB and 18 × RTX 5090 32 GB: $18.54 an hour, $5.83 a step" in text
 
 
 def test_a_sequential_run_rents_for_the_cheapest_step() -> None:
-    """T_train 28.2 s and T_bcast 519.0 s on 16 A100 at 3.06; workers of two A100 at 6.12 an hour, T_gen as in test_needs.
-    Four: 73.44 · (205.9 + 547.3) / 3600 = 15.36; three: 67.32 · (308.9 + 547.3) / 3600 = 16.01; eight: 97.92 · 726.9 / 3600 = 19.77."""
+    """T_train 26.8 s and T_bcast 519.0 s on 16 A100 at 3.06; workers of two A100 at 6.12 an hour, T_gen as in test_needs.
+    Four: 73.44 · (205.9 + 545.8) / 3600 = 15.34; three: 67.32 · (308.9 + 545.8) / 3600 = 15.98; eight: 97.92 · 725.4 / 3600 = 19.73."""
     text = printed(load_settings(ROOT / "examples/echo/sokoban-qwen3-30b-a3b.toml", {}))
-    assert "16 × A100 80 GB and 8 × A100 80 GB: $73.44 an hour, $15.36 a step of 753 s. " in text
-    assert text.count("With 8 workers instead of 4: $19.77 a step of 727 s.") == 1
+    assert "16 × A100 80 GB and 8 × A100 80 GB: $73.44 an hour, $15.34 a step of 752 s. " in text
+    assert text.count("With 8 workers instead of 4: $19.73 a step of 725 s.") == 1
 
 
 def test_a_gpu_that_learner_and_worker_share_is_rented_once() -> None:
-    """5.5 s of training and 256 samples at 332 a second, 0.77 s, at 0.35 an hour: 6.3 · 0.35 / 3600 = 0.00061."""
+    """6.5 s of training and 256 samples at 332 a second, 0.77 s, at 0.35 an hour: 7.3 · 0.35 / 3600 = 0.00071."""
     settings = load_settings(ROOT / "examples/gsm8k-qwen2.5-0.5b.toml", {})
     text = printed(settings)
-    assert "To rent, at ECHO-2's prices: 1 × RTX 5090 32 GB for both: $0.35 an hour, $0.00061 a step of 6.3 s." in text
-    assert "RTX 4090 24 GB  T_train 7.0 s, T_gen 1.3 s: a step of 8.4 s" in text
+    assert "To rent, at ECHO-2's prices: 1 × RTX 5090 32 GB for both: $0.35 an hour, $0.00071 a step of 7.3 s." in text
+    assert "RTX 4090 24 GB  T_train 9.8 s, T_gen 1.3 s: a step of 11.1 s" in text
     # 0.95 of 32 GB leaves 1.6 GB, and the learner takes 5.2; without an option the file does not say that they share.
     others: list[dict[str, float]] = [{"gpu_memory_utilization": 0.95}, {}]
     for options in others:
