@@ -16,11 +16,12 @@ from echo_tasks.options import nearest
 
 @dataclass(frozen=True, slots=True)
 class _BuiltIn:
-    """Where an engine's code is, the libraries it needs, and what `pip install` takes for them."""
+    """Where an engine's code is, the libraries it needs, what `pip install` takes for them, and what checks its options without them."""
 
     path: str
     needs: tuple[str, ...]
     install: str
+    options: str = ""
 
 
 _ENGINES = {
@@ -33,13 +34,20 @@ _ENGINES = {
         "echo_rollout.engines.transformers_engine:TransformersEngine",
         ("torch", "transformers", "peft", "safetensors"),
         LEARNER,
+        "echo_rollout.engines.transformers_engine:parse_device",
     ),
     "openai": _BuiltIn(
         "echo_rollout.engines.openai_engine:OpenAIEngine",
         ("httpx", "transformers"),
         "httpx transformers; without url in [rollout.options] also 'echoswarm[rollout]' or 'echoswarm[rollout-cpu]'.",
+        "echo_rollout.engines.openai_options:parse_options",
     ),
-    "parallax": _BuiltIn("echo_rollout.engines.parallax_engine:ParallaxEngine", ("httpx", "transformers"), "httpx transformers"),
+    "parallax": _BuiltIn(
+        "echo_rollout.engines.parallax_engine:ParallaxEngine",
+        ("httpx", "transformers"),
+        "httpx transformers",
+        "echo_rollout.engines.parallax_options:parse_parallax_options",
+    ),
 }
 # What `parallax` also needs if it gives the cluster its weights.
 _BLOCKS = _BuiltIn("", ("lattica",), 'lattica; or set weights = "external" if something else refits the cluster.')
@@ -63,8 +71,8 @@ def open_engine(name: str, config: EngineConfig) -> Engine:
 
 
 def check_engine(name: str, options: Mapping[str, Any]) -> Callable[[EngineConfig], Engine]:
-    """The class or function that makes the engine called `name`, without importing its library. Raises UserError as `open_engine`, as far
-    as that shows.
+    """The class or function that makes the engine called `name`, without importing its library. Raises UserError as `open_engine`, and for
+    wrong options, as far as that shows.
     """
     built_in = _ENGINES.get(name)
     if built_in is None and ":" not in name:
@@ -75,6 +83,8 @@ def check_engine(name: str, options: Mapping[str, Any]) -> Callable[[EngineConfi
             _check_installed(name, _OWN_SERVER)
         if name == "parallax" and options.get("weights") != "external":
             _check_installed(name, _BLOCKS)
+        if built_in.options:
+            import_object(built_in.options)(options)
         # Imported when it is called: that takes seconds.
         return lambda config: _checked(name, import_object(built_in.path))(config)
     return _checked(name, import_object(name))

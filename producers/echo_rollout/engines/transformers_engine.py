@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +40,12 @@ class TransformersEngine(ThreadEngine):
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises UserError for options that cannot be meant."""
-        if unknown := sorted(set(config.options) - {_DEVICE}):
-            raise UserError(
-                f"The engine 'transformers' has no option {unknown[0]!r}.", hint=f"It takes {_DEVICE!r}; arguments of vLLM are for vllm."
-            )
+        self._device = parse_device(config.options)
         super().__init__(config, "transformers")
         is_lora = config.kind is WeightKind.LORA
         self.capabilities = EngineCapabilities(
             name="transformers", lora=is_lora, full=not is_lora, switch=Switch.DRAINS, max_tokens=config.max_length, experts=True
         )
-        self._device = device_named(config.options.get(_DEVICE, AUTO))
         self._model: Any = None
         self._sample: Callable[[list[Asked], SnapshotRef], list[list[Generation]]] | None = None
         self._adapter_config: bytes = b""
@@ -175,8 +171,13 @@ class TransformersEngine(ThreadEngine):
             raise ValueError(message)
 
 
-def device_named(value: object) -> str:
-    """`auto`, `cpu`, `mps`, `cuda` or `cuda:<number>`. Raises UserError for anything else."""
+def parse_device(options: Mapping[str, Any]) -> str:
+    """The only option: `auto`, `cpu`, `mps`, `cuda` or `cuda:<number>`. Raises UserError for anything else."""
+    if unknown := sorted(set(options) - {_DEVICE}):
+        raise UserError(
+            f"The engine 'transformers' has no option {unknown[0]!r}.", hint=f"It takes {_DEVICE!r}; arguments of vLLM are for vllm."
+        )
+    value = options.get(_DEVICE, AUTO)
     if not isinstance(value, str) or not _DEVICES.fullmatch(value):
         raise UserError(f"[rollout.options] device is {value!r}.", hint="Write auto, cpu, mps, cuda or cuda:<number>.")
     return value

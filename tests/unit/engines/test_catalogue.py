@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echo_core.layer_split import Device
-from echo_rollout.engines.catalogue import check_devices, open_engine, prefetch
+from echo_rollout.engines.catalogue import check_devices, check_engine, open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.engines.openai_engine import OpenAIEngine
 from echo_rollout.engines.scripted import ScriptedEngine
@@ -77,6 +77,21 @@ def test_transformers_takes_a_device_and_nothing_else() -> None:
         error = refusal("transformers", device=wrong)
         assert f"device is {wrong!r}" in error.message
         assert "cuda:<number>" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("transformers", {"max_num_seqs": 3}, "has no option 'max_num_seqs'"),
+        ("openai", {"url": "host:8000"}, "url is 'host:8000'"),
+        ("parallax", {"peers": ["/ip4/10.0.0.1/tcp/1/p2p/x"]}, "url is missing"),
+        ("parallax", {"url": "http://host:3001"}, "peers is empty"),
+        ("parallax", {"url": "http://host:3001", "weights": "external", "peer": []}, "has no option 'peer'"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_starts(name: str, options: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        check_engine(name, options)
 
 
 @pytest.mark.parametrize(
