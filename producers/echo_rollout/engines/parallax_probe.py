@@ -15,8 +15,8 @@ from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobDistribution, Sampling
 
 _PROBE = Sampling(max_new_tokens=2)
-# Tries for each dialect: tokens drawn after an unusual prompt may have no text.
-_TRIES = 3
+# Tries for each dialect: an answer may be broken off, and tokens drawn after an unusual prompt may have no text, or another one's.
+_TRIES, _TRIES_OF_TEXT = 3, 10
 
 
 async def find_dialect(
@@ -46,7 +46,7 @@ async def find_dialect(
 async def _complaint(client: ServerClient, dialect: ChatDialect, asked: ChatRequest, text: ChatText) -> str:
     """Why the cluster's answers in `dialect` cannot be used; empty if they can."""
     complaint = ""
-    for _ in range(_TRIES):
+    for _ in range(_TRIES_OF_TEXT if dialect is ChatDialect.TEXT else _TRIES):
         try:
             read_chat(dialect, asked, await client.post(ROUTE, chat_body(dialect, asked)), text)
         except AnswerUnusable as exc:

@@ -375,6 +375,26 @@ def test_a_dialect_that_the_cluster_does_not_speak_is_named(base: Path) -> None:
         use(open_at(FakeCluster(TEXT), base, dialect="parallax-legacy"), lambda engine: asyncio.sleep(0))
 
 
+@pytest.mark.parametrize(("num_lost", "is_found"), [(9, True), (10, False)])
+def test_the_first_texts_may_be_of_other_tokens(base: Path, num_lost: int, *, is_found: bool) -> None:
+    """A token without a text of its own, as half a letter is: nothing is known about the cluster then."""
+    cluster, lost = FakeCluster(TEXT), 0
+
+    def lose(answer: dict[str, Any]) -> None:
+        nonlocal lost
+        if answer["choices"][0]["finish_reason"] != "error" and lost < num_lost:
+            lost += 1
+            answer["choices"][0]["message"]["content"] = "h"
+
+    cluster.scheduler.change = lose
+    engine = open_at(cluster, base, dialect="parallax-head")
+    if is_found:
+        use(engine, lambda engine: asyncio.sleep(0))
+    else:
+        with pytest.raises(UserError, match="parallax-head: The answer's text has"):
+            use(engine, lambda engine: asyncio.sleep(0))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence", "hint"),
     [
