@@ -124,7 +124,7 @@ def open_crew(
         sample=_sampling(parts, engine, stack),
         publishing=publishing,
         receipts=receipts,
-        refusals=Refusals(parts.worker_id, resends=settings.rollout.resends),
+        refusals=Refusals(parts.worker_id, parts.notices, resends=settings.rollout.resends),
         undelivered=undelivered,
         heartbeat=heartbeat,
         metrics=parts.metrics,

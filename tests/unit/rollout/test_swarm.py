@@ -392,6 +392,35 @@ def test_a_worker_at_which_everything_fails_ends_with_the_reason(make_swarm: Mak
     assert "no such episode" in str(worker.error)
 
 
+class UnsteadyTask(LetterTask):
+    """Its first `num_broken` environments cannot be made."""
+
+    def __init__(self, num_broken: int) -> None:
+        self.left = num_broken
+
+    def environment(self, entry: Any) -> Guessing:
+        if self.left:
+            self.left -= 1
+            raise RuntimeError("no such episode")
+        return Guessing()
+
+
+def test_a_worker_says_why_half_of_its_groups_fail_until_they_do_no_more(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    swarm.publish_version(0)
+    swarm.ask(*(swarm.request(seq) for seq in range(7)))
+    task = UnsteadyTask(8)
+    swarm.start_worker(ScriptedEngine(), task=task)
+    wait_until(lambda: swarm.metric("echo_rollout_groups_failed_total", reason="environment") == 7, "seven to fail")
+    assert "failing" not in swarm.notices.current()
+    swarm.ask(swarm.request(7))
+    said = wait_until(lambda: swarm.notices.current().get("failing"), "the worker to say so")
+    assert "8 of the last 8 groups were given up, the last one because: " in said
+    assert "no such episode" in said
+    swarm.ask(*(swarm.request(seq) for seq in range(8, 17)))
+    wait_until(lambda: "failing" not in swarm.notices.current(), "the worker to say so no more")
+
+
 def test_a_request_that_expires_for_the_last_time_is_a_dead_letter_and_before_that_nothing(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm(rollout={"resends": 1})
     swarm.publish_version(0)
