@@ -29,6 +29,7 @@ from echo_core.groups import AssemblyState, DropDecision, SeqState
 from echo_core.policy import StalenessPolicy
 from echo_learner.admission import AdmissionLimits
 from echo_learner.back_pressure import BackPressure
+from echo_learner.drops_since import DropsSinceBatch
 from echo_learner.evaluation.evaluations import Evaluations
 from echo_learner.metrics import LearnerMetrics
 from echo_learner.trust import WorkerTrust
@@ -86,6 +87,7 @@ class Intake:
         # Of dead-lettered requests, by seq: the partition of an answer, when the letter was read, what it says, and the group.
         self._dead: dict[int, tuple[ReaderPlace, float, str, str]] = {}
         self._delivered: Counter[str] = Counter()
+        self._dropped = DropsSinceBatch()
         self._to_close: tuple[tuple[int, DropReason, str], ...] = ()
         self._expected_sha256: str | None = None
         self._closed = threading.Event()
@@ -133,10 +135,12 @@ class Intake:
         """Why there is no batch, judged by the records read so far, and which log to look at."""
         with self._changed:
             num_ready, num_open, missing = self._assembler.num_ready, self._assembler.num_open, self._assembler.missing_rewards()
-            caught_up = self.is_caught_up
+            caught_up, dropped = self.is_caught_up, self._dropped.sentence()
         said = f"{num_ready} of the {self._policy.groups_per_step} groups of a batch are ready, {num_open - num_ready} more are open."
         if not caught_up:
             return f"{said} The log is still read from where the checkpoint left it."
+        if dropped:
+            said = f"{said} {dropped}"
         if missing:
             waits = ", ".join(f"{len(places)} for the reward {name!r}" for name, places in missing.items())
             return f"{said} Samples wait: {waits}. Look at the log of the reward processes."
@@ -144,7 +148,7 @@ class Intake:
             return f"{said} What their workers claim is being compared, or they are dropped."
         if num_open > num_ready:
             return f"{said} No attempt of the open groups is whole. Look at the logs of the workers."
-        return f"{said} Nothing else has come. Look at the logs of the workers and of the feeder."
+        return said if dropped else f"{said} Nothing else has come. Look at the logs of the workers and of the feeder."
 
     def call_on_reward(self, call: Callable[[Reward], object], counts: Callable[[Reward], bool]) -> None:
         """`call(reward)` on the reader thread for each training reward that counts. `counts(reward)`: whether it comes from the application
@@ -182,6 +186,7 @@ class Intake:
         with self._changed:
             self._raise_error()
             drops = self._assembler.drain_drops()
+            self._dropped.add(drops)
             return self._assembler.state(), drops
 
     @property
@@ -255,6 +260,7 @@ class Intake:
             return None
         for group in choice.batch:
             self._assembler.take(group.seq, group.dropped.items())
+        self._dropped.clear()
         return choice.batch
 
     def _refuse(self, choice: Choice) -> None:
