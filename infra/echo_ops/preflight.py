@@ -22,13 +22,14 @@ from echo_core.needs.memory import ITEM_BYTES, STATE_BYTES
 from echo_learner.commit.placement import expected_bytes
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import CustomLoss
+from echo_learner.training.zero import check_compile
 from echo_ops.estimate import disk_of, trained_weights
 from echo_ops.supervisor.broker import given_bootstrap
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import signing_processes
 from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
-from echo_rollout.engines.catalogue import check_devices, check_engine
+from echo_rollout.engines.catalogue import check_devices, check_engine, check_promises
 from echo_rollout.engines.engine import check_prompt
 from echo_rollout.engines.pipeline import plan_split
 from echo_rollout.price import read_price
@@ -41,13 +42,15 @@ from echo_schemas.records import FinishReason
 from echo_settings import Settings
 from echo_settings.kinds import kinds_of
 from echo_settings.rules import evaluation_specs, training_sampling
+from echo_streams.metrics import StreamsMetrics
+from echo_streams.pool import CallTimedOut, Failure, ProcessDied, ScoringPool
 from echo_streams.run import all_rewards, attach, check_isolation
 from echo_streams.scoring import Attached
 from echo_streams.values import score_of, scores_of
 from echo_tasks.base_models import is_made, resolve_base
 from echo_tasks.catalogue import import_object, load_evaluation_tasks, load_task
 from echo_tasks.prompts import PromptCodec, check_positions, check_template, vocabulary_size
-from echo_tasks.rewards import RewardKind, ScoredSample
+from echo_tasks.rewards import RewardFunction, RewardKind, ScoredSample
 from echo_tasks.task import Prompt
 
 _REACH_S = 3.0
@@ -68,7 +71,22 @@ class Problem:
 
 def examine(settings: Settings, *, quickly: bool = False) -> Iterator[Problem]:
     """Every finding, in the order of the checks."""
-    for look in (_base, _task, _loss, _staleness, _engines, _money, _rewards, _evaluations, _offline, _weights, _folders, _memory, _trust):
+    for look in (
+        _base,
+        _task,
+        _loss,
+        _rate,
+        _staleness,
+        _engines,
+        _money,
+        _rewards,
+        _evaluations,
+        _offline,
+        _weights,
+        _folders,
+        _memory,
+        _trust,
+    ):
         yield from _guarded(look, settings)
     if not quickly:
         for look in (_prompt_fits, _reward_calls, _cluster, _registry):
@@ -102,6 +120,14 @@ def _base(settings: Settings) -> Iterator[Problem]:
         yield Problem(f"{folder} has no weights in safetensors files.", "Save the model with `save_pretrained`.")
 
 
+def _folder_of_base(settings: Settings) -> Path | None:
+    """None for a base that is not made yet, or is missing, which `_base` says."""
+    try:
+        return resolve_base(settings.policy.base) if is_made(settings.policy.base) else None
+    except UserError:
+        return None
+
+
 def _first_prompt(settings: Settings) -> Prompt:
     """The prompt of seq 0. Raises UserError for a task that cannot make it."""
     task = load_task(settings.task.name, settings.task.options)
@@ -115,14 +141,9 @@ def _first_prompt(settings: Settings) -> Prompt:
 
 
 def _task(settings: Settings) -> None:
-    prompt = _first_prompt(settings)
-    if not is_made(settings.policy.base):
-        return
-    try:
-        folder = resolve_base(settings.policy.base)
-    except UserError:  # which `_base` has said
-        return
-    check_template(folder, prompt)
+    prompt, folder = _first_prompt(settings), _folder_of_base(settings)
+    if folder is not None:
+        check_template(folder, prompt)
 
 
 def _prompt_fits(settings: Settings) -> Iterator[Problem]:
@@ -157,9 +178,29 @@ def _loss(settings: Settings) -> Iterator[Problem]:
         yield Problem(message, 'Try [learner] split = "samples", or more groups_per_step.', is_note=True)
     if settings.learner.deepspeed:
         try:
-            json.loads(Path(settings.learner.deepspeed).read_text(encoding="utf-8"))
+            given = json.loads(Path(settings.learner.deepspeed).read_text(encoding="utf-8"))
         except (OSError, ValueError) as exc:
             yield Problem(f"[learner] deepspeed names {settings.learner.deepspeed}, which cannot be read: {exc}.")
+        else:
+            check_compile(is_wanted=learner.compile, stage=given.get("zero_optimization", {}).get("stage", 0))
+
+
+def _rate(settings: Settings) -> Iterator[Problem]:
+    """What the run's number of updates makes of the rate."""
+    learner = settings.learner
+    updates = learner.steps * learner.updates_per_step
+    if 0 < updates <= learner.warmup_steps:
+        yield Problem(
+            f"[learner] warmup_steps = {learner.warmup_steps} is no shorter than the run of {updates} updates: its rate never reaches lr.",
+            "Write fewer warmup_steps.",
+            is_note=True,
+        )
+    if learner.decay_steps is not None and 0 < updates < learner.decay_steps:
+        yield Problem(
+            f"[learner] decay_steps = {learner.decay_steps}, and the run ends after {updates} updates: its rate does not fall to its end.",
+            f"Write decay_steps = {updates}, if it should.",
+            is_note=True,
+        )
 
 
 def _staleness(settings: Settings) -> Iterator[Problem]:
@@ -173,12 +214,14 @@ def _staleness(settings: Settings) -> Iterator[Problem]:
 
 
 def _engines(settings: Settings) -> None:
+    base = _folder_of_base(settings)
     for _, kind in kinds_of(settings):
         rollout = kind.rollout
         check_engine(rollout.engine, rollout.options)
         check_devices(rollout.engine, rollout.devices)
-        if rollout.devices and is_made(settings.policy.base):
-            plan_split(resolve_base(settings.policy.base), settings.policy.dtype, tuple(each.device() for each in rollout.devices))
+        check_promises(rollout.engine, rollout, base)
+        if rollout.devices and base is not None:
+            plan_split(base, settings.policy.dtype, tuple(each.device() for each in rollout.devices))
 
 
 def _money(settings: Settings) -> Iterator[Problem]:
@@ -231,8 +274,26 @@ def _reward_calls(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"The reward {entry.name!r}, called with a made-up sample, {why}", is_note=True)
 
 
+async def _why_not_in_process(function: RewardFunction, sample: ScoredSample) -> str:
+    """As `_why_not`, in a scoring process, as a reward that only runs there is called."""
+    pool = ScoringPool([function], num_processes=1, metrics=StreamsMetrics())
+    timeout_s = function.timeout_s or _CALL_S
+    try:
+        await pool.start()
+        found = await pool.call(function, [sample] if function.kind is RewardKind.BATCH else sample, timeout_s)
+    except CallTimedOut:
+        return f"did not answer within {timeout_s:g} s."
+    except ProcessDied:
+        return "ended its scoring process."
+    finally:
+        pool.close(waits=True)
+    return f"gave no score: {found.error}" if isinstance(found, Failure) else ""
+
+
 def _why_not(entry: Attached, sample: ScoredSample) -> str:
     """Why a call gave no score; empty if it gave one. A call that hangs stays in its thread, which does not hold up the command."""
+    if entry.function.isolated:
+        return asyncio.run(_why_not_in_process(entry.function, sample))
     told: list[str] = []
 
     def call() -> None:
@@ -300,10 +361,11 @@ def _room(settings: Settings, existing: Path, folder: Path) -> Iterator[Problem]
     except UserError:
         return
     free, needed = shutil.disk_usage(existing).free, disk.room_needed(_checkpoint_bytes(folder))
+    gb = 1e9  # as in the estimate that `echoswarm check` prints above
     if free < needed:
         yield Problem(
-            f"{existing} has {free / _GIB:,.1f} GiB left, and the run's checkpoints take {needed / _GIB:,.1f} more: {disk.checkpoints} lie "
-            f"there at once, each of {disk.one.total / _GIB:,.1f} at most.",
+            f"{existing} has {free / gb:,.1f} GB left, and the run's checkpoints take {needed / gb:,.1f} GB more: {disk.checkpoints} lie "
+            f"there at once, each of {disk.one.total / gb:,.1f} GB at most.",
             "Free space there, lower [checkpoint] keep, or set [checkpoint] folder.",
         )
 

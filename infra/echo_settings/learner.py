@@ -88,9 +88,10 @@ def check_rate(learner: LearnerSettings) -> None:
     if learner.decay_steps is None:
         raise ValueError(f'[learner] lr_schedule = "{learner.lr_schedule}" has no end; write {until}')
     if learner.decay_steps <= learner.warmup_steps:
+        less = f"warmup_steps below {updates}, all updates of the run" if 0 < updates <= learner.warmup_steps else until
         raise ValueError(
             f"[learner] decay_steps = {learner.decay_steps} counts the warm-up too, and is not above warmup_steps = "
-            f"{learner.warmup_steps}; write {until}"
+            f"{learner.warmup_steps}; write {less}"
         )
     if learner.min_lr > learner.lr:
         raise ValueError(f"[learner] min_lr = {learner.min_lr:g} is above lr = {learner.lr:g}; a rate falls to min_lr")

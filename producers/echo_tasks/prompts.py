@@ -109,14 +109,15 @@ def continued(messages: Sequence[ChatMessage], text: str) -> list[ChatMessage]:
 
 def check_template(base: Path, prompt: Prompt) -> None:
     """Raise UserError for a prompt in chat form where the model in `base` has no chat template, as models that only continue text."""
-    if prompt.messages and not _has_template(base):
+    if prompt.messages and not has_template(base):
         raise UserError(
             f"The task asks in chat form, and {base} has no chat template: no prompt can be made of its messages.",
             hint="Take the model's chat version (often -Instruct), or set tokenizer.chat_template and save the tokenizer in this folder.",
         )
 
 
-def _has_template(base: Path) -> bool:
+def has_template(base: Path) -> bool:
+    """Whether the model in `base` has a chat template."""
     if any((base / name).exists() for name in ("chat_template.jinja", "chat_template.json", "additional_chat_templates")):
         return True
     try:

@@ -122,10 +122,10 @@ class ScoringPool:
         finally:
             self._turns.give_back(process, function.origin, time.monotonic() - started_s)
 
-    def close(self) -> None:
-        """End the processes at once, with their calls."""
+    def close(self, *, waits: bool = False) -> None:
+        """End the processes at once, with their calls. `waits`: until nothing of them is left."""
         for process in self._processes:
-            process.kill()
+            process.kill(waits=waits)
 
     def _replace(self, process: _Process, reason: str, function: RewardFunction) -> None:
         self._metrics.pool_restarts.labels(reason).inc()
@@ -204,14 +204,14 @@ class _Process:
         assert self._executor is not None, "started above"
         return await asyncio.wrap_future(self._executor.submit(_run, function.origin, function.kind, given))
 
-    def kill(self) -> None:
+    def kill(self, *, waits: bool = False) -> None:
         if self._executor is None:
             return
         executor, self._executor = self._executor, None
         if self._pid:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
-        executor.shutdown(wait=False, cancel_futures=True)
+        executor.shutdown(wait=waits, cancel_futures=True)
 
 
 # The rest runs in the scoring processes.

@@ -103,5 +103,7 @@ def build_loss(config: LossConfig | CustomLoss, reference_kl: ReferenceKl | None
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
+    # What others call by a name's first part is that, not a name with one letter changed.
+    begun = [each for each in known if each.startswith(f"{name.lower()}_")]
+    near = begun or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
     return f"Did you mean {near[0]!r}? There are: {', '.join(known)}."

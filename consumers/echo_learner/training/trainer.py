@@ -37,13 +37,12 @@ from echo_learner.training.resharding import ShardLayout, universal_form
 from echo_learner.training.stored_form import StoredForm, fused_tensors
 from echo_learner.training.tensors import Differences, SampleTensors, TokenRows
 from echo_learner.training.weight_file import Slot, in_file_order, open_tensors, write_snapshot
+from echo_learner.training.zero import SPREAD_WEIGHTS, check_compile
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
 
 _TAG = "trainer"
 _TORCH_WRITER = "inline_container"
-# The stage of ZeRO from which on weights are spread over ranks.
-_SPREAD_WEIGHTS = 3
 # Most bytes of all copies of trained weights, which lie on the device beside the model: enough for adapters, not for whole models.
 _MAX_COPY_BYTES = 512 << 20
 
@@ -88,10 +87,7 @@ class DeepSpeedTrainer:
         self._loss = build_loss(parse_loss(config.loss, config.loss_options), config.kl)
         settings = engine_settings(config.optimizer, config.policy.dtype)
         self._stage = int(settings["zero_optimization"].get("stage", 0))
-        if self._stage == _SPREAD_WEIGHTS and config.policy.compile:
-            raise UserError(
-                "[learner] compile does not go with ZeRO-3, which gathers weights inside of layers.", hint="Set compile = false."
-            )
+        check_compile(is_wanted=config.policy.compile, stage=self._stage)
         self._layout = ShardLayout(ranks=place.world_size, stage=self._stage)
         self._model: PolicyModel = load_policy(config.policy)
         self._names = snapshot_names(self._model, config.policy.kind)
@@ -171,7 +167,7 @@ class DeepSpeedTrainer:
         """Keep a copy of the trained weights as those of `version`: the newest `at_most`, or as many as fit beside the model; none if
         parameters are spread over ranks."""
         num_bytes = sum(parameter.numel() * parameter.element_size() for _, parameter in self._parameters)
-        fitting = min(at_most, _MAX_COPY_BYTES // num_bytes) if self._stage < _SPREAD_WEIGHTS else 0
+        fitting = min(at_most, _MAX_COPY_BYTES // num_bytes) if self._stage < SPREAD_WEIGHTS else 0
         while len(self._copies) > max(0, fitting - (version not in self._copies)):
             self._copies.popitem(last=False)
         if fitting:
@@ -256,7 +252,7 @@ class DeepSpeedTrainer:
 
         A collective: all ranks iterate to the end.
         """
-        if self._stage < _SPREAD_WEIGHTS:
+        if self._stage < SPREAD_WEIGHTS:
             yield from parameters
             return
         import deepspeed

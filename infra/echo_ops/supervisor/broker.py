@@ -66,7 +66,10 @@ class RunBroker:
             self._own.start()
 
     def stop(self) -> None:
-        """Stop a Kafka that `start` started, unless `keep`. Idempotent."""
+        """Stop a Kafka that `start` started, or say how one that is kept is stopped. Idempotent."""
+        if self._keep and self._port is not None:
+            self._report(f"Kafka goes on at {self.bootstrap}. `echoswarm kafka down` stops it.")
+            self._port = None
         if self._own is not None:
             self._own.stop()
             self._own = None

@@ -5,23 +5,29 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from echo_rollout.engines.engine import Engine, EngineConfig
+from echo_rollout.engines.engine import Engine, EngineConfig, unproved
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import LEARNER, require_libraries
+from echo_settings.sections import RolloutSettings
 from echo_tasks.catalogue import import_object
 from echo_tasks.options import nearest
+from echo_tasks.prompts import has_template
 
 
 @dataclass(frozen=True, slots=True)
 class _BuiltIn:
-    """Where an engine's code is, the libraries it needs, what `pip install` takes for them, and what checks its options without them."""
+    """Where an engine's code is, the libraries it needs, what `pip install` takes for them, and what checks its options without them.
+    `only_claims`: it cannot prove which version it serves. `sends_messages`: prompts go through the base's chat template."""
 
     path: str
     needs: tuple[str, ...]
     install: str
     options: str = ""
+    only_claims: bool = False
+    sends_messages: bool = False
 
 
 _ENGINES = {
@@ -47,6 +53,8 @@ _ENGINES = {
         ("httpx", "transformers"),
         "httpx transformers",
         "echo_rollout.engines.parallax_options:parse_parallax_options",
+        only_claims=True,
+        sends_messages=True,
     ),
 }
 # What `parallax` also needs if it gives the cluster its weights.
@@ -68,6 +76,18 @@ def open_engine(name: str, config: EngineConfig) -> Engine:
     if missing:
         raise UserError(f"{name!r} is no engine: it lacks {', '.join(missing)}.", hint="See docs/engines.md.")
     return engine
+
+
+def check_promises(name: str, rollout: RolloutSettings, base: Path | None) -> None:
+    """Raise UserError for what the engine called `name` refuses when it is started. `base`: the model's folder, if it is there."""
+    built_in = _ENGINES.get(name)
+    if built_in is not None and built_in.only_claims and rollout.unproved_versions == "refuse":
+        raise unproved(name)
+    if built_in is not None and built_in.sends_messages and base is not None and not has_template(base):
+        raise UserError(
+            f"The engine {name!r} sends prompts as chat messages, and {base} has no chat template.",
+            hint="Save the template that the cluster uses into this folder (tokenizer.chat_template).",
+        )
 
 
 def check_engine(name: str, options: Mapping[str, Any]) -> Callable[[EngineConfig], Engine]:

@@ -228,11 +228,16 @@ def check_capabilities(capabilities: EngineCapabilities, rollout: RolloutSetting
             hint='Set [rollout] engine = "transformers", or [policy] replay_experts = false.',
         )
     if not capabilities.proves_version:
-        sentence = f"The engine {capabilities.name!r} cannot prove which version it serves."
+        refusal = unproved(capabilities.name)
         if rollout.unproved_versions == "refuse":
-            raise UserError(
-                sentence,
-                hint='Set [rollout] unproved_versions = "allow" to believe it as far as the comparison of log-probabilities goes, or use '
-                "an engine that can; see docs/engines.md.",
-            )
-        logger.warning("%s Only the learner's comparison of log-probabilities checks it.", sentence)
+            raise refusal
+        logger.warning("%s Only the learner's comparison of log-probabilities checks it.", refusal.message)
+
+
+def unproved(name: str) -> UserError:
+    """The refusal of an engine that only claims its version."""
+    return UserError(
+        f"The engine {name!r} cannot prove which version it serves.",
+        hint='Set [rollout] unproved_versions = "allow" to believe it as far as the comparison of log-probabilities goes, or use '
+        "an engine that can; see docs/engines.md.",
+    )

@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 _AGAIN = frozenset({429, 500, 502, 503, 504})
 _BACKOFF_S, _MOST_BACKOFF_S = 0.25, 15.0
 _MOST_SAID = 300
+# A server says at once how it is; a generation may take minutes.
+_LOOK_S = 30.0
 
 
 class ServerUnreachable(EngineError):
@@ -55,12 +57,15 @@ class ServerClient:
         self.url = url
         self._retries = options.retries
         self._has_ended = has_ended
-        timeout = httpx.Timeout(options.request_timeout_s, connect=options.connect_timeout_s)
+        connect_s, request_s = options.connect_timeout_s, options.request_timeout_s
+        self._timeouts = {
+            "GET": httpx.Timeout(min(_LOOK_S, request_s), connect=connect_s),
+            "POST": httpx.Timeout(request_s, connect=connect_s),
+        }
         # One more than generate at once, so that a version can be loaded while all of them run.
         limits = httpx.Limits(max_connections=options.requests + 2, max_keepalive_connections=options.requests + 2)
         self._http = httpx.AsyncClient(
             base_url=url,
-            timeout=timeout,
             limits=limits,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             verify=_verification(options.ca_file),
@@ -84,7 +89,7 @@ class ServerClient:
     async def _ask(self, method: str, path: str, body: Any, retries: int) -> Any:
         for attempt in range(retries + 1):
             try:
-                response = await self._http.request(method, path, json=body)
+                response = await self._http.request(method, path, json=body, timeout=self._timeouts[method])
                 if response.status_code < 300:
                     return _content(response)
                 failure: EngineError = ServerRefused(
@@ -94,7 +99,7 @@ class ServerClient:
                     raise failure
             except (httpx.TransportError, httpx.DecodingError, json.JSONDecodeError) as exc:
                 failure = ServerUnreachable(f"{self.url}{path} gave no whole answer: {type(exc).__name__} {exc}".rstrip() + ".")
-                if isinstance(exc, httpx.ReadTimeout):
+                if isinstance(exc, httpx.ReadTimeout) and method == "POST":
                     # The server worked on it until the time-out, and would again.
                     raise failure from exc
             if ended := self._has_ended():

@@ -98,7 +98,7 @@ class Cluster:
             try:
                 state = await self._state(scheduler)
             except EngineError:
-                told.append(f"The scheduler at {scheduler.url} does not answer.")
+                told.append(f"The scheduler at {scheduler.url} does not say how its nodes are.")
                 continue
             nodes = [node for node in state.get("node_list") or [] if isinstance(node, dict)]
             ready = sum(node.get("status") == _AVAILABLE for node in nodes)

@@ -80,6 +80,7 @@ class ParallaxEngine(LoopEngine):
         self._vocabulary = vocabulary_size(config.base)
         self._text = await asyncio.to_thread(ChatText, config.base)
         self._cluster = cluster = Cluster(self._client(options.server.url.rstrip("/")), self._client)
+        logger.info("Asks for the cluster at %s", cluster.front.url)
         try:
             await cluster.find()
             self._model, most = await cluster.wait_until_available(options.server.start_timeout_s)

@@ -111,7 +111,9 @@ class VllmAsync(LoopEngine):
         except (ValueError, TypeError) as exc:
             raise EngineError(f"vLLM refuses the request: {exc}") from exc
         except Exception as exc:  # vLLM raises anything when its process dies
-            raise EngineError(f"vLLM has failed: {exc}") from exc
+            raise EngineError(
+                f"vLLM has failed ({type(exc).__name__}: {exc}). One of its processes may have ended: its own lines in this log say which."
+            ) from exc
         return last
 
     async def _install_adapter(self, snapshot: Snapshot) -> None:

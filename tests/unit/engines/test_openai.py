@@ -14,7 +14,9 @@ import pytest
 
 from echo_rollout.engines import openai_client, openai_engine
 from echo_rollout.engines.engine import AnswerUnusable, EngineError, Snapshot, SnapshotRef, SnapshotRejected
+from echo_rollout.engines.openai_client import ServerClient
 from echo_rollout.engines.openai_engine import OpenAIEngine
+from echo_rollout.engines.openai_options import ServerOptions
 from echo_schemas.errors import UserError
 from echo_schemas.records import LogprobDistribution, LogprobSource, Sampling, WeightKind
 from tests.contract.engines import contract
@@ -239,6 +241,28 @@ def test_what_would_fail_again_is_not_asked_again(
             await engine.generate(PROMPT, 2, FOUR)
 
     use(open_engine_at(server, base), work)
+
+
+def test_a_look_that_is_not_answered_in_time_is_repeated(caplog: pytest.LogCaptureFixture) -> None:
+    """A generation may take minutes, but a server that does not even say how it is stands in the log with its address."""
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        if len(asked) == 1:
+            raise httpx.ReadTimeout("too long", request=request)
+        return httpx.Response(200, json={"data": []})
+
+    async def look() -> object:
+        client = ServerClient(URL, ServerOptions(url=URL, retries=1), key="", transport=httpx.MockTransport(answer))
+        try:
+            return await client.get("/v1/models")
+        finally:
+            await client.close()
+
+    assert asyncio.run(look()) == {"data": []}
+    assert f"{URL}/v1/models gave no whole answer: ReadTimeout" in caplog.text
+    assert asked[0].extensions["timeout"]["read"] == 30.0
 
 
 @pytest.mark.parametrize("has_token_route", [True, False])

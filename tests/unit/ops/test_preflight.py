@@ -16,6 +16,8 @@ from echo_ops.preflight import _trust, examine, refuse_unsound
 from echo_schemas.errors import UserError
 from echo_settings import Settings, load_settings
 
+ZERO_3 = Path(__file__).parents[3] / "examples" / "deepspeed" / "zero3.json"
+PARALLAX = {"url": "http://127.0.0.1:1", "weights": "external"}
 TOKENS = {str(digit): digit for digit in range(1, 10)} | {"?": 0, ">": 10}
 
 
@@ -126,6 +128,14 @@ def test_the_demos_files_are_right(name: str) -> None:
         ("learner", {"loss": "grpo"}, "There is no loss 'grpo'."),
         ("learner", {"loss": "grpo_tis", "loss_options": {"clip": 0.2}}, "The loss 'grpo_tis' has no option 'clip'."),
         ("learner", {"loss": "no_such_module:loss"}, "'no_such_module:loss' cannot be imported: there is no module 'no_such_module'."),
+        ("learner", {"deepspeed": f"{ZERO_3}", "compile": True}, "[learner] compile does not go with ZeRO-3"),
+        ("rollout", {"engine": "parallax", "options": PARALLAX}, "The engine 'parallax' cannot prove which version it serves."),
+        (
+            "rollout",
+            {"engine": "parallax", "options": PARALLAX, "unproved_versions": "allow"},
+            "sends prompts as chat messages, and {base} has no chat template.",
+        ),
+        ("rollout", {"engine": "parallax", "options": {"weights": "external"}}, "[rollout.options] url is missing."),
         ("learner", {"deepspeed": "zero4.json"}, "[learner] deepspeed names zero4.json, which cannot be read"),
         ("rollout", {"engine": "vlm"}, "There is no engine 'vlm'."),
         ("rollout", {"price_file": "spot.price"}, "The price file spot.price cannot be read: No such file or directory."),
@@ -214,6 +224,37 @@ def test_a_reward_is_called_once(settings: Any, tmp_path: Path, monkeypatch: pyt
     name = f"{tmp_path}/my_rewards.py:{reward}"
     (found,) = notes(settings(rewards={name: 1.0}))
     assert found.startswith(f"The reward {name!r}, called with a made-up sample, ")
+    assert says in found
+
+
+def test_a_reward_that_needs_a_process_is_called_in_one(settings: Any, tmp_path: Path) -> None:
+    (tmp_path / "my_isolated.py").write_text(
+        "import threading\n"
+        "from echo_tasks.rewards import reward\n"
+        "@reward(name='main', isolated=True)\n"
+        "def main(sample):\n"
+        "    assert threading.current_thread() is threading.main_thread()\n"
+        "    return 1.0\n"
+        "@reward(name='broken', isolated=True)\n"
+        "def broken(sample): return 1 / 0\n",
+        encoding="utf-8",
+    )
+    scoring = {"processes": 1}
+    assert notes(settings(rewards={f"{tmp_path}/my_isolated.py:main": 1.0}, scoring=scoring)) == []
+    (found,) = notes(settings(rewards={f"{tmp_path}/my_isolated.py:broken": 1.0}, scoring=scoring))
+    assert "called with a made-up sample, gave no score: ZeroDivisionError" in found
+
+
+@pytest.mark.parametrize(
+    ("learner", "says"),
+    [
+        ({"steps": 3, "updates_per_step": 1, "warmup_steps": 3}, "the run of 3 updates: its rate never reaches lr."),
+        ({"steps": 3, "lr_schedule": "linear", "decay_steps": 9}, "the run ends after 3 updates: its rate does not fall to its end."),
+    ],
+)
+def test_a_rate_that_the_run_is_too_short_for_is_noted(settings: Any, learner: dict[str, Any], says: str) -> None:
+    (found,) = notes(settings(learner=learner))
+    assert found.startswith("[learner] ")
     assert says in found
 
 

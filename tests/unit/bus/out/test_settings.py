@@ -81,6 +81,10 @@ def test_secrets_come_from_files_and_show_nowhere(tmp_path: Path) -> None:
         ("[learner]\nmin_lr = 1e-5", "write lr_schedule"),
         ("[learner]\ndecay_steps = 100", "write lr_schedule"),
         ("[learner]\nlr_schedule = 'cosine'\ndecay_steps = 100\nwarmup_steps = 100", "counts the warm-up too"),
+        (
+            "[learner]\nlr_schedule = 'linear'\nsteps = 3\nupdates_per_step = 4\ndecay_steps = 12\nwarmup_steps = 12",
+            "is not above warmup_steps = 12; write warmup_steps below 12, all updates of the run",
+        ),
         ("[learner]\nlr_schedule = 'cosine'\ndecay_steps = 100\nmin_lr = 0.5", "is above lr"),
         ("[learner]\nlr_schedule = 'cosine'\ndecay_steps = 99", r"ends before the run \(100 updates\).*write decay_steps = 100"),
         ("[learner]\nlr_schedule = 'cosine'\ndecay_steps = 99\nsteps = 0", "any number of updates.*write a min_lr above 0"),
