@@ -6,6 +6,7 @@
 `bench/laboratory/matrix.toml` lists the cells. A finished cell is a file in `bench/laboratory/cells`, which is committed, and is not run
 again: the same command goes on where it was interrupted, and more seeds join those that there are. A failed cell is reported, skipped, and
 run again the next time. The results are those of all finished cells, of any set. With --folder the cells are those of FOLDER/cells alone.
+A finished cell of another number of steps, or of another engine, than the command asks for is refused before anything runs.
 docs/learning.md explains the claims and their tests.
 """
 
@@ -23,9 +24,10 @@ from pathlib import Path
 
 from command import save
 from laboratory.matrix import Cell, Choice, conditions_of_sets, load_cells, names_in_order
-from laboratory.page import draw, figures, put_into, tables
+from laboratory.page import check_page, draw, figures, put_into, tables
 from laboratory.results import Result, read_result, write_result
 
+from echo_rollout.engines.catalogue import check_engine
 from echo_schemas.errors import UserError
 
 _MATRIX = Path(__file__).with_name("laboratory") / "matrix.toml"
@@ -50,9 +52,14 @@ def run_cell(cell: Cell, cells: Path, work: Path) -> Result:
     ended = time.strftime("%Y-%m-%d %H:%M")
     core_s = round((core_s + _core_s()) / 2, 3)
     conditions = {"others": round(others, 2), "core_s": core_s, "cores": os.cpu_count(), "ended": ended, "commit": _commit()}
-    write_result(cells / f"{cell.name}.json", result, conditions)
+    write_result(_file_of(cell, cells), result, {**conditions, "engine": cell.engine})
     shutil.rmtree(folder)
     return result
+
+
+def _file_of(cell: Cell, cells: Path) -> Path:
+    """Where its result is, or will be."""
+    return cells / f"{cell.name}.json"
 
 
 def _commit() -> str:
@@ -89,7 +96,7 @@ def run_all(wanted: Sequence[Cell], cells: Path, work: Path) -> int:
     cells.mkdir(parents=True, exist_ok=True)
     num_failed = 0
     for number, cell in enumerate(wanted, 1):
-        if (cells / f"{cell.name}.json").exists():
+        if _file_of(cell, cells).exists():
             continue
         try:
             result = run_cell(cell, cells, work)
@@ -102,6 +109,27 @@ def run_all(wanted: Sequence[Cell], cells: Path, work: Path) -> int:
                 f"{result.wall_s:.0f} s"
             )
     return num_failed
+
+
+def check_finished(wanted: Sequence[Cell], cells: Path) -> None:
+    """Raise UserError if a file in `cells` is of another number of steps, or of another engine, than its wanted cell."""
+    for cell in wanted:
+        file = _file_of(cell, cells)
+        if file.exists() and (difference := _difference(read_result(file), cell)):
+            raise UserError(
+                f"{file} {difference}.", hint="Name another --folder for such cells, or remove this file if the cell shall run again."
+            )
+
+
+def _difference(result: Result, cell: Cell) -> str:
+    """How a result differs from what `cell` asks for; empty if it does not."""
+    # A run that diverged ended before its last step.
+    is_whole = result.outcome == "finished"
+    if result.num_steps > cell.num_steps or (is_whole and result.num_steps != cell.num_steps):
+        return f"is a cell of {result.num_steps} steps, but {cell.num_steps} are asked for"
+    if result.engine is not None and result.engine != cell.engine:
+        return f"is a cell of the engine {result.engine!r}, but {cell.engine!r} is asked for"
+    return ""
 
 
 def finished(cells: Path, matrix: Path = _MATRIX) -> dict[str, dict[str, dict[int, Result]]]:
@@ -131,8 +159,24 @@ def _names(text: str) -> list[str]:
     return text.split(",")
 
 
+def _wanted_cells(arguments: argparse.Namespace, cells: Path) -> list[Cell]:
+    """The cells that the command line asks for. Raises UserError for every mistake in it that can be seen before anything runs."""
+    if arguments.folder is None and (arguments.matrix != _MATRIX or arguments.steps is not None or arguments.engine is not None):
+        raise UserError("Such cells are not comparable with the committed ones.", hint="Give them a place of their own: --folder.")
+    choice = Choice(
+        conditions=arguments.conditions, tasks=arguments.tasks, seeds=arguments.seeds, steps=arguments.steps, engine=arguments.engine
+    )
+    wanted = load_cells(arguments.matrix, arguments.set, choice)
+    if arguments.engine is not None:
+        check_engine(arguments.engine, {})
+    if arguments.page is not None:
+        check_page(arguments.page)
+    check_finished(wanted, cells)
+    return wanted
+
+
 def main() -> int:
-    """Run, print, write; 1 if a cell failed."""
+    """Run, print, write; 1 if a cell failed, 2 if the command line is wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--set", default="nightly", help="which cells, as the matrix names them")
     parser.add_argument("--matrix", type=Path, default=_MATRIX)
@@ -146,14 +190,9 @@ def main() -> int:
     parser.add_argument("--picture", type=Path, help="draw the curves there")
     parser.add_argument("--json", type=Path, help="write the numbers there")
     arguments = parser.parse_args()
-    choice = Choice(
-        conditions=arguments.conditions, tasks=arguments.tasks, seeds=arguments.seeds, steps=arguments.steps, engine=arguments.engine
-    )
     cells, work = (_COMMITTED, _WORK) if arguments.folder is None else (arguments.folder / "cells", arguments.folder / "work")
     try:
-        if arguments.folder is None and (arguments.matrix != _MATRIX or choice.steps is not None or choice.engine is not None):
-            raise UserError("Such cells are not comparable with the committed ones.", hint="Give them a place of their own: --folder.")
-        num_failed = run_all(load_cells(arguments.matrix, arguments.set, choice), cells, work)
+        num_failed = run_all(_wanted_cells(arguments, cells), cells, work)
         tasks = finished(cells, arguments.matrix)
         text = tables(tasks)
         _say(text)

@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from echo_schemas.errors import UserError
+from echo_tasks.options import nearest
 
 HELD_OUT, FINAL = "held-out", "final"
 """The evaluations of each cell: at intervals, and of the last version with more prompts."""
+LEAST_STEPS = 2
+"""A cell's time begins at the end of its first step, so a cell of one step has none, and no claim about it could be tested."""
+_SECTIONS = ("evaluation", "sets", "tasks", "conditions")
+# A hint lists all names only if there are at most so many: more fill the screen.
+_MOST_LISTED = 12
 _RUN = "learning"
 _EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -37,6 +43,18 @@ class Cell:
         """The name of its files."""
         return f"{self.task}.{self.condition}.{self.seed}"
 
+    @property
+    def num_steps(self) -> int:
+        """How many steps its settings ask for."""
+        steps: int = self.settings["learner"]["steps"]
+        return steps
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that generates its samples: the inner one if the engine contains another and names it."""
+        rollout = self.settings["rollout"]
+        return str(rollout.get("options", {}).get("engine", rollout["engine"]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -51,7 +69,8 @@ class Choice:
 
 def load_cells(path: Path, set_name: str, choice: Choice) -> list[Cell]:
     """The cells of one set, seed after seed, so that compared cells run at about the same time. Raises UserError."""
-    content = tomllib.loads(path.read_text(encoding="utf-8"))
+    _check_numbers(choice)
+    content = _content(path)
     chosen = _entry(content, "sets", set_name)
     tasks = chosen["tasks"] if choice.tasks is None else choice.tasks
     conditions = chosen["conditions"] if choice.conditions is None else choice.conditions
@@ -61,14 +80,14 @@ def load_cells(path: Path, set_name: str, choice: Choice) -> list[Cell]:
 
 def names_in_order(path: Path) -> tuple[list[str], list[str]]:
     """The tasks and the conditions of all sets, each where it comes first."""
-    sets = tomllib.loads(path.read_text(encoding="utf-8"))["sets"].values()
+    sets = _content(path)["sets"].values()
     tasks, conditions = (dict.fromkeys(name for chosen in sets for name in chosen[kind]) for kind in ("tasks", "conditions"))
     return list(tasks), list(conditions)
 
 
 def conditions_of_sets(path: Path) -> dict[str, list[str]]:
     """The conditions of each set."""
-    return {name: list(chosen["conditions"]) for name, chosen in tomllib.loads(path.read_text(encoding="utf-8"))["sets"].items()}
+    return {name: list(chosen["conditions"]) for name, chosen in _content(path)["sets"].items()}
 
 
 def as_toml(content: Mapping[str, Any]) -> str:
@@ -83,6 +102,32 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         below = found.get(key)
         found[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else deepcopy(value)
     return found
+
+
+def _check_numbers(choice: Choice) -> None:
+    """Raise UserError if the command line asks for no seed or for too few steps."""
+    if choice.seeds is not None and choice.seeds < 1:
+        raise UserError(f"--seeds {choice.seeds} asks for no cell.", hint="Write --seeds 1 or more.")
+    if choice.steps is not None and choice.steps < LEAST_STEPS:
+        raise UserError(
+            f"--steps {choice.steps} is too few: a cell's time is that from the end of its first step to the end of its last one.",
+            hint=f"Write --steps {LEAST_STEPS} or more.",
+        )
+
+
+def _content(path: Path) -> dict[str, Any]:
+    """The matrix in `path`. Raises UserError if there is no such file, or if it is no TOML or no matrix."""
+    if not path.is_file():
+        raise UserError(f"There is no file {path}.", hint="--matrix names a file like bench/laboratory/matrix.toml.")
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
+        raise UserError(f"{path} is no TOML: {exc}.", hint="Correct the file, or name another one with --matrix.") from exc
+    missing = [f"[{name}]" for name in _SECTIONS if not isinstance(content.get(name), dict)]
+    missing += [] if "steps" in content else ["steps"]
+    if missing:
+        raise UserError(f"{path} is no matrix: it lacks {', '.join(missing)}.", hint="bench/laboratory/matrix.toml is an example.")
+    return content
 
 
 def _cell(content: Mapping[str, Any], task: str, condition: str, seed: int, choice: Choice) -> Cell:
@@ -143,8 +188,17 @@ def _evaluations(wanted: Mapping[str, Any], steps: int, rewards: Sequence[str]) 
 def _entry(content: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
     known: Mapping[str, Mapping[str, Any]] = content[kind]
     if name not in known:
-        raise UserError(f"The file has no [{kind}.{name}].", hint=f"There are: {', '.join(known)}.")
+        raise UserError(f"The matrix has no [{kind}.{name}].", hint=_names_hint(kind, name, list(known)))
     return known[name]
+
+
+def _names_hint(kind: str, name: str, known: Sequence[str]) -> str:
+    """The name in `known` that is most like `name`, and all of them if they are few."""
+    listed, near = f"There are: {', '.join(known)}.", nearest(name, known)
+    is_near = near != listed
+    if len(known) <= _MOST_LISTED:
+        return f"{near} {listed}" if is_near else listed
+    return near if is_near else f"Its {len(known)} sections [{kind}.NAME] say which names there are."
 
 
 def _key(key: str) -> str:

@@ -49,14 +49,30 @@ def figures(tasks: Mapping[str, Runs]) -> dict[str, Any]:
     }
 
 
+def check_page(page: Path) -> None:
+    """Raise UserError if `put_into` would."""
+    _around_tables(page)
+
+
 def put_into(page: Path, text: str) -> None:
-    """Replace the text between the two marks of `page`. Raises UserError without marks."""
-    content = page.read_text(encoding="utf-8")
+    """Replace the text between the two marks of `page`. Raises UserError without marks, or if it is no text file."""
+    before, after = _around_tables(page)
+    page.write_text(f"{before}{_BEGIN}\n\n{text}\n{_END}{after}", encoding="utf-8")
+
+
+def _around_tables(page: Path) -> tuple[str, str]:
+    """What `page` has before the first mark and after the second one."""
+    if not page.is_file():
+        raise UserError(f"There is no page {page}.", hint=f"--page takes a file that exists, with {_BEGIN} and {_END} in it.")
+    try:
+        content = page.read_text(encoding="utf-8")
+    except UnicodeDecodeError as exc:
+        raise UserError(f"{page} is no text file.", hint="--page takes a Markdown file; --picture takes the picture's.") from exc
     before, begin, rest = content.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not (begin and end):
         raise UserError(f"{page} has no place for tables.", hint=f"Write {_BEGIN} and {_END} where they belong.")
-    page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
+    return before, after
 
 
 def _taken(runs: Runs) -> str:

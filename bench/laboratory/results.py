@@ -74,6 +74,16 @@ class Result:
         return self.curve.seconds[-1]
 
     @property
+    def num_steps(self) -> int:
+        """How many steps were trained."""
+        return len(self.curve.version)
+
+    @property
+    def engine(self) -> str | None:
+        """The engine that generated its samples; None in files of an earlier laboratory."""
+        return self.facts.get("engine")
+
+    @property
     def others(self) -> float | None:
         """How many cores other processes of the machine, and its host, took meanwhile; None in files of an earlier laboratory."""
         return self.facts.get("others")

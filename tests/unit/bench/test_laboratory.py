@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import tomllib
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -151,10 +153,151 @@ def test_a_twin_differs_from_its_paper_s_run_in_sizes_alone(each: Cell) -> None:
     assert twin.learner.model_copy(update=sizes) == paper.learner.model_copy(update=sizes)
 
 
-def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"no \[conditions\.s4\]") as caught:
-        cell("s4")
-    assert "s3" in caught.value.hint
+@pytest.mark.parametrize(
+    ("set_name", "choice", "hint"),
+    [
+        ("nightly", Choice(conditions=["sequentail"]), "Did you mean 'sequential'?"),
+        ("nightly", Choice(conditions=["zzz"]), f"Its {len(_CONDITIONS)} sections [conditions.NAME] say which names there are."),
+        ("nightli", Choice(), f"Did you mean 'nightly'? There are: {', '.join(_SETS)}."),
+        ("zzz", Choice(), f"There are: {', '.join(_SETS)}."),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest_and_with_all_if_they_are_few(set_name: str, choice: Choice, hint: str) -> None:
+    with pytest.raises(UserError, match=r"The matrix has no \[(conditions|sets)\.") as caught:
+        load_cells(_MATRIX, set_name, choice)
+    assert caught.value.hint == hint
+
+
+def test_an_unknown_task_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no \[tasks\.sort-digit\]") as caught:
+        load_cells(_MATRIX, "nightly", Choice(tasks=["sort-digit"]))
+    assert caught.value.hint.startswith("Did you mean 'sort-digits'?")
+
+
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """What `learning.py` says when it refuses `options`; it must not run a cell."""
+
+    def run(chosen: Cell, cells: Path, work: Path) -> Result:
+        raise AssertionError(f"{chosen.name} was run")
+
+    monkeypatch.setattr(learning, "run_cell", run)
+    monkeypatch.setattr("sys.argv", ["learning.py", *options])
+    assert learning.main() == 2
+    return capsys.readouterr().out
+
+
+def cells_of_two_steps(folder: Path, *, engine: str | None = None, outcome: str = "finished") -> Path:
+    """A folder in which the first seed of `s3` has finished with two steps; `engine`: the one that it says, if any."""
+    (folder / "cells").mkdir()
+    file = folder / "cells" / "reverse-digits.s3.0.json"
+    write_result(file, replace(result(0.7), outcome=outcome), {} if engine is None else {"engine": engine})
+    return file
+
+
+def test_a_finished_cell_of_other_steps_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = cells_of_two_steps(tmp_path)
+    said = refusal(monkeypatch, capsys, "--folder", str(tmp_path), "--conditions", "sequential,s3", "--steps", "3")
+    assert f"{file} is a cell of 2 steps, but 3 are asked for. Name another --folder" in said
+    assert "remove this file" in said
+
+
+def test_a_finished_cell_of_another_engine_is_refused_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = cells_of_two_steps(tmp_path, engine="transformers")
+    said = refusal(monkeypatch, capsys, "--folder", str(tmp_path), "--conditions", "s3", "--steps", "2")
+    assert f"{file} is a cell of the engine 'transformers', but 'vllm' is asked for." in said
+
+
+@pytest.mark.parametrize(
+    ("engine", "outcome", "steps", "is_refused"),
+    [
+        (None, "finished", 2, False),
+        ("vllm", "finished", 2, False),
+        ("vllm", "finished", 3, True),
+        ("transformers", "finished", 2, True),
+        # One that diverged has no more steps.
+        ("vllm", "diverged", 3, False),
+    ],
+)
+def test_finished_cells_are_those_that_are_asked_for(
+    tmp_path: Path, engine: str | None, outcome: str, steps: int, is_refused: bool
+) -> None:
+    cells_of_two_steps(tmp_path, engine=engine, outcome=outcome)
+    with pytest.raises(UserError) if is_refused else nullcontext():
+        learning.check_finished([cell("s3", steps=steps)], tmp_path / "cells")
+
+
+def test_a_cell_keeps_the_name_of_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the baseline is imported: install the extra 'learner'")
+    pytest.importorskip("faust", reason="a pipeline is imported: install the extra 'streams'")
+    from laboratory import pipeline
+
+    monkeypatch.setattr(pipeline, "run_pipeline", lambda chosen, folder, patience_s: result(0.7))
+    for condition in ("s3", "s3-elsewhere"):
+        chosen = cell(condition, engine="transformers", steps=2)
+        learning.run_cell(chosen, tmp_path, tmp_path / "work")
+        assert read_result(tmp_path / f"{chosen.name}.json").engine == "transformers"
+
+
+def test_all_committed_cells_are_of_the_steps_that_the_matrix_asks_for() -> None:
+    files = sorted(_MATRIX.with_name("cells").glob("*.json"))
+    runs = dict.fromkeys(tuple(file.stem.rsplit(".", 2)[:2]) for file in files)
+    assert runs
+    for task, condition in runs:
+        learning.check_finished(load_cells(_MATRIX, "nightly", Choice(tasks=[task], conditions=[condition], seeds=20)), files[0].parent)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--steps", "0"), "--steps 0 is too few"),
+        (("--steps", "1"), "Write --steps 2 or more."),
+        (("--seeds", "0"), "--seeds 0 asks for no cell. Write --seeds 1 or more."),
+        (("--seeds", "-1"), "--seeds -1 asks for no cell."),
+        (("--engine", "vlm"), "There is no engine 'vlm'. Did you mean 'vllm'?"),
+        (("--page", "missing.md"), "There is no page missing.md. --page takes a file that exists"),
+        (("--matrix", "nope.toml"), "There is no file nope.toml. --matrix names a file like"),
+    ],
+)
+def test_a_mistake_is_refused_before_anything_runs(
+    option: tuple[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refusal(monkeypatch, capsys, "--folder", "mine", *option)
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<!-- measured: end --> before <!-- measured: begin -->", "has no place for tables. Write <!-- measured: begin -->"),
+        (b"\x89PNG", "is no text file. --page takes a Markdown file"),
+    ],
+)
+def test_a_page_that_takes_no_tables_is_refused_before_anything_runs(
+    content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "page.md").write_bytes(content)
+    assert said in refusal(monkeypatch, capsys, "--folder", str(tmp_path / "mine"), "--page", str(tmp_path / "page.md"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"steps =", "is no TOML: "),
+        (b"\xff", "is no TOML: "),
+        (b"steps = 2\n[sets]\n[tasks]\n", "is no matrix: it lacks [evaluation], [conditions]."),
+        (b"[evaluation]\n[sets]\n[tasks]\n[conditions]\n", "is no matrix: it lacks steps."),
+    ],
+)
+def test_a_matrix_that_is_none_is_refused(
+    content: bytes, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_bytes(content)
+    assert said in refusal(monkeypatch, capsys, "--folder", str(tmp_path / "mine"), "--matrix", str(tmp_path / "mine.toml"))
 
 
 def test_changes_lie_over_what_is_there_key_by_key() -> None:
