@@ -176,6 +176,9 @@ def _loss(settings: Settings) -> Iterator[Problem]:
     if learner.updates_per_step > 1 and learner.split == "groups" and groups < _MANY_GROUPS:
         message = f"An update gets {groups} whole groups; where it was tried, so few taught less than samples of all groups of the step."
         yield Problem(message, 'Try [learner] split = "samples", or more groups_per_step.', is_note=True)
+    if learner.compile:
+        message = "The first step of each start compiles the model's layers and takes longer: a minute on a GPU, several on a CPU."
+        yield Problem(message, is_note=True)
     if settings.learner.deepspeed:
         try:
             given = json.loads(Path(settings.learner.deepspeed).read_text(encoding="utf-8"))

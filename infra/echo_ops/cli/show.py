@@ -28,7 +28,7 @@ from echo_replay.selection import Fate, Groups, Offsets, Selection
 from echo_replay.sinks import spoken
 from echo_schemas.errors import UserError
 from echo_schemas.headers import number_of
-from echo_schemas.records import Trajectory
+from echo_schemas.records import LogprobDistribution, LogprobSource, Trajectory
 
 _VERSION = re.compile(r"v(\d{1,18})")
 _COORDINATES = re.compile(r"(?:trajectories)?\[?(\d{1,9})\]?\s?[:@]\s?(\d{1,18})")
@@ -171,6 +171,7 @@ def _show_one(record: HistoryRecord, pieces: Pieces | None, colour: Colour) -> N
     show_line("rewards", f"{rewards}{turn_rewards}")
     show_line("versions", ", ".join(f"v{span.version} [{span.start}, {span.end})" for span in trajectory.version_spans))
     show_line("sampled", f"{trajectory.worker_id}, {trajectory.engine}, ended by {trajectory.finish_reason.value}, written {time}")
+    show_line("drawn", _drawn_line(trajectory))
     show_line("tokens", _tokens_line(trajectory, pieces))
     said = ""
     for passage in passages_of(trajectory):
@@ -192,6 +193,21 @@ def _fate_line(record: HistoryRecord) -> str:
     detail = f" ({harmless(record.drop.detail)})" if record.drop.detail else ""
     whole = ", with its seq" if record.drop.of_group else ""
     return f"{became(record)}{whole}, learner at v{record.drop.learner_version}{detail}"
+
+
+def _drawn_line(trajectory: Trajectory) -> str:
+    """From what tokens were drawn, and what their log-probabilities are of."""
+    sampling = trajectory.sampling
+    cuts = {"top_p": (sampling.top_p, 1.0), "top_k": (sampling.top_k, 0), "min_p": (sampling.min_p, 0.0)}
+    said = ", ".join(
+        [f"temperature {sampling.temperature:g}", *(f"{name} {value:g}" for name, (value, off) in cuts.items() if value != off)]
+    )
+    if trajectory.logprob_source is LogprobSource.RECOMPUTED:
+        return f"{said}; the learner computes the log-probabilities"
+    if not sampling.cuts:
+        return said
+    whole = trajectory.logprob_distribution is LogprobDistribution.FULL
+    return f"{said}; log-probabilities of {'the whole distribution' if whole else 'what was left to draw from'}"
 
 
 def _tokens_line(trajectory: Trajectory, pieces: Pieces | None) -> str:
