@@ -68,6 +68,11 @@ class Needs:
         return self.snapshot_bytes < store_from_bytes(self.settings)
 
     @property
+    def load_s(self) -> float:
+        """The part of T_bcast in which a worker loads what has arrived."""
+        return _load_s(self.snapshot_bytes)
+
+    @property
     def learner_memory(self) -> LearnerMemory:
         """Of each rank."""
         return learner_memory(self.shape, self.learner)
@@ -146,11 +151,18 @@ def estimate(settings: Settings, assumed: Assumptions) -> Needs:
             share=_number(options, _SHARE, _VLLM_SHARE),
         ),
         snapshot_bytes=snapshot_bytes,
-        broadcast_s=snapshot_bytes * 8 / (assumed.mbit_s * 1e6) + snapshot_bytes / _LOAD_BYTES_PER_S,
+        broadcast_s=snapshot_bytes * 8 / (assumed.mbit_s * 1e6) + _load_s(snapshot_bytes),
         mbit_s=assumed.mbit_s,
         disk=disk,
         replicas=copies_of_topics(settings.kafka),
     )
+
+
+def with_adapter(needs: Needs) -> Needs:
+    """The same run, under the same assumptions, with an adapter of [policy] lora in place of all weights."""
+    policy = needs.settings.policy.model_copy(update={"update": "lora"})
+    assumed = Assumptions(answer_tokens=needs.work.answer_tokens, prompt_tokens=needs.work.prompt_tokens, mbit_s=needs.mbit_s)
+    return estimate(needs.settings.model_copy(update={"policy": policy}), assumed)
 
 
 def trained_weights(settings: Settings) -> int:
@@ -183,6 +195,10 @@ def copies_of_topics(kafka: KafkaSettings) -> int:
         return wanted
     running = given_bootstrap(kafka.bootstrap)
     return min(wanted, 1 if running is None else len(running.split(",")))
+
+
+def _load_s(num_bytes: int) -> float:
+    return num_bytes / _LOAD_BYTES_PER_S
 
 
 def _trained(settings: Settings, shape: ModelShape) -> int:

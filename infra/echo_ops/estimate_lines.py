@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
-from echo_core.needs.memory import learner_memory
+from echo_core.needs.amounts import figure, size
 from echo_core.needs.speed import GPUS
 from echo_core.needs.traffic import Retention, StepTraffic, bytes_per_step, kept_bytes
-from echo_ops.estimate import ZERO, Needs
-from echo_ops.rent_lines import rent
+from echo_ops.estimate import Needs
+from echo_ops.rent_lines import remedy, rent
 from echo_schemas.topic_files import load_topic_specs
 
-_RANKS = (1, 2, 4, 8, 16, 32, 64)
 _MANY_STEPS = 1_000_000
 
 
@@ -23,11 +21,11 @@ def lines_of(needs: Needs) -> Iterator[str]:
     trained = needs.shape.adapter_parameters(rank) if rank else needs.shape.parameters
     yield (
         f"Estimated, not measured: prompts of {work.prompt_tokens:,.0f} tokens, answers of {work.answer_tokens:,.0f}, lines of "
-        f"{needs.mbit_s:,.0f} Mbit/s (--prompt-tokens, --answer-tokens, --mbit-s). The formulas: docs/capacity.md."
+        f"{figure(needs.mbit_s)} Mbit/s (--prompt-tokens, --answer-tokens, --mbit-s). The formulas: docs/capacity.md."
     )
     yield (
-        f"{needs.settings.policy.base}: {needs.shape.parameters / 1e9:.2f} billion weights, {trained / 1e9:.3g} billion trained; "
-        f"a published version has {_size(needs.snapshot_bytes)}; a step has {_counted(work.rollouts, 'sample')}."
+        f"{needs.settings.policy.base}: {figure(needs.shape.parameters / 1e9)} billion weights, {figure(trained / 1e9)} billion trained; "
+        f"a published version has {size(needs.snapshot_bytes)}; a step has {_counted(work.rollouts, 'sample')}."
     )
     yield ""
     yield from _memory_lines(needs)
@@ -45,16 +43,16 @@ def _memory_lines(needs: Needs) -> Iterator[str]:
         ("activations", learner.activations),
         ("logits", learner.logits),
     ]
-    host = f" In the machine's memory: gradients and optimizer {_size(learner.host)}." if learner.host else ""
+    host = f" In the machine's memory: gradients and optimizer {size(learner.host)}." if learner.host else ""
     yield (
-        f"Learner, {_each(needs.learner.ranks, 'rank')} (ZeRO-{needs.learner.stage}): {_size(learner.total)} of GPU memory = "
+        f"Learner, {_each(needs.learner.ranks, 'rank')} (ZeRO-{needs.learner.stage}): {size(learner.total)} of GPU memory = "
         f"{_sum_of(parts)}; a tenth for the allocator, 1.5 GB for CUDA.{host}"
     )
     parts = [("weights", worker.weights), ("adapters", worker.adapters), ("one sequence", worker.cache_least)]
     yield (
-        f"Worker, {_each(needs.worker.gpus, 'GPU')}: {_size(worker.least)} at least = {_sum_of(parts)}, and 3 GB for CUDA and buffers; "
+        f"Worker, {_each(needs.worker.gpus, 'GPU')}: {size(worker.least)} at least = {_sum_of(parts)}, and 3 GB for CUDA and buffers; "
         f"keys and values of {_counted(needs.worker.sequences, 'sequence')} of {needs.worker.length:,} tokens: "
-        f"{_size(worker.cache_wanted)}."
+        f"{size(worker.cache_wanted)}."
     )
     yield _disk_line(needs)
 
@@ -63,32 +61,21 @@ def _disk_line(needs: Needs) -> str:
     disk, keep = needs.disk, needs.settings.checkpoint.keep
     stored = f" + {_counted(disk.snapshots, 'file')} for workers in the store beside them" if disk.snapshots else ""
     return (
-        f"Disk of [checkpoint] folder: {_size(disk.total)} = {_counted(disk.checkpoints, 'checkpoint')} at most (keep = {keep}; old ones "
-        f"are removed at a publication){stored}; a checkpoint has {_size(disk.one.total)} = weights and optimizer "
-        f"{_size(disk.one.trainer)} + file for workers {_size(disk.one.snapshot)}, which only published versions have."
+        f"Disk of [checkpoint] folder: {size(disk.total)} = {_counted(disk.checkpoints, 'checkpoint')} at most (keep = {keep}; old ones "
+        f"are removed at a publication){stored}; a checkpoint has {size(disk.one.total)} = weights and optimizer "
+        f"{size(disk.one.trainer)} + file for workers {size(disk.one.snapshot)}, which only published versions have."
     )
 
 
 def _rent_lines(needs: Needs) -> Iterator[str]:
     fitting = [gpu for gpu in GPUS if needs.learner_memory.total <= gpu.memory]
     if not fitting:
-        yield f"No GPU here holds a rank of {_size(needs.learner_memory.total)}: {_remedy(needs)}"
+        yield f"No GPU here holds a rank of {size(needs.learner_memory.total)}: {remedy(needs)}"
         return
     renting = rent(needs, fitting)
     yield from renting.lines
     yield ""
     yield from _traffic_lines(needs, renting.step_s)
-
-
-def _remedy(needs: Needs) -> str:
-    """The smallest number of ranks that fits on the largest priced GPU, under ZeRO-3 with recomputed activations."""
-    largest = max(gpu.memory for gpu in GPUS if gpu.price_per_hour)
-    for ranks in _RANKS:
-        load = replace(needs.learner, ranks=ranks, stage=3, recomputes=True)
-        if learner_memory(needs.shape, load).total <= largest:
-            file = f'deepspeed = a file with {{"{ZERO}": {{"stage": 3}}}}'
-            return f"write [learner] ranks = {ranks}, gradient_checkpointing = true and {file}."
-    return "lower [learner] micro_batch_tokens or [policy] max_length, or train an adapter."
 
 
 def _traffic_lines(needs: Needs, step_s: float) -> Iterator[str]:
@@ -113,22 +100,22 @@ def _traffic_lines(needs: Needs, step_s: float) -> Iterator[str]:
         if not num_bytes:
             continue
         copies = _counted(needs.replicas, "copy", "copies")
-        yield f"  {name:<14}  {_size(num_bytes):>9} a step  {_size(kept[name] * needs.replicas):>9} in {copies}"
+        yield f"  {name:<14}  {size(num_bytes):>9} a step  {size(kept[name] * needs.replicas):>9} in {copies}"
     if not needs.through_log:
-        yield f"  [store] gets {_size(needs.snapshot_bytes)} {_every(settings.publication_period)}."
+        yield f"  [store] gets {size(needs.snapshot_bytes)} {_every(settings.publication_period)}."
 
 
 def _retention(config: Mapping[str, str], partitions: int) -> Retention:
-    hours, size = int(config.get("retention.ms", -1)) / 3_600_000, int(config.get("retention.bytes", -1))
+    hours, most = int(config.get("retention.ms", -1)) / 3_600_000, int(config.get("retention.bytes", -1))
     return Retention(
         hours=hours if hours > 0 else None,
-        bytes=size * partitions if size > 0 else None,
+        bytes=most * partitions if most > 0 else None,
         is_compacted=config["cleanup.policy"] == "compact",
     )
 
 
 def _sum_of(parts: Sequence[tuple[str, int]]) -> str:
-    return " + ".join(f"{name} {_size(size)}" for name, size in parts if size)
+    return " + ".join(f"{name} {size(num_bytes)}" for name, num_bytes in parts if num_bytes)
 
 
 def _counted(number: int, one: str, several: str = "") -> str:
@@ -144,10 +131,3 @@ def _each(number: int, noun: str) -> str:
 def _every(period: int) -> str:
     """Every step, every 2 steps."""
     return "every step" if period == 1 else f"every {period} steps"
-
-
-def _size(num_bytes: float) -> str:
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:,.1f} {unit}"
-    return f"{num_bytes / 1e3:,.1f} kB"

@@ -55,7 +55,6 @@ from echo_tasks.task import Prompt
 
 _REACH_S = 3.0
 _CALL_S = 3.0
-_GIB = 1 << 30
 # Of an update. With four whole groups the laboratory saw less learnt, with sixteen no difference: docs/learning.md.
 _MANY_GROUPS = 8
 
@@ -393,7 +392,7 @@ def _memory(settings: Settings) -> Iterator[Problem]:
     there = memory_bytes()
     if needed > there:
         yield Problem(
-            f"The learner takes about {needed / _GIB:,.0f} GiB to train all weights, and this machine has {there / _GIB:,.0f}.",
+            f"The learner takes about {needed / 1e9:,.0f} GB to train all weights, and this machine has {there / 1e9:,.0f}.",
             'Set [policy] update = "lora", or start the learner elsewhere.',
             is_note=True,
         )

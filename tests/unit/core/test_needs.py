@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
+from echo_core.capacity.overlap import Demand, needed_rate
+from echo_core.needs.amounts import figure, money, seconds, size, whole_seconds
+from echo_core.needs.arrival import arrival_limit_s, least_mbit_s, least_period_and_budget
 from echo_core.needs.disk import checkpoint_bytes, disk_need
+from echo_core.needs.fitting import least_change
 from echo_core.needs.memory import LearnerLoad, WorkerLoad, learner_memory, worker_memory
 from echo_core.needs.model_shape import PUBLISHED, published_shape, shape_of_config
 from echo_core.needs.renting import SequentialRun, generation_s, holds_both
@@ -211,3 +216,42 @@ def test_the_count_is_what_removing_at_publications_leaves(keep: int, every: int
             before = version
     need = disk_need(checkpoint_bytes(100, "bfloat16", 3), keep=keep, every=every, period=period, steps=0)
     assert (need.checkpoints, need.published) == most
+
+
+def test_a_rank_that_is_too_large_is_changed_as_little_as_possible() -> None:
+    """The example of `least_change`, and both orders: recomputation before ranks, ranks without recomputation before ranks with it."""
+    adapter = replace(RANK, adapter_rank=32, ranks=1, stage=0, recomputes=False)
+    assert least_change(QWEN3_8B, adapter, 80e9) == replace(adapter, recomputes=True)
+    whole = replace(RANK, tokens=4096, ranks=1, stage=0, recomputes=False)
+    seven = PUBLISHED["Qwen2.5-7B"]
+    assert least_change(seven, whole, 70e9) == replace(whole, ranks=4, stage=3)
+    assert least_change(seven, whole, 80e9) == replace(whole, ranks=2, stage=3, recomputes=True)
+    # Four ranks without ZeRO share nothing: only the stage is missing, not more ranks.
+    assert least_change(seven, replace(whole, ranks=4), 70e9) == replace(whole, ranks=4, stage=3)
+    assert least_change(seven, replace(whole, tokens=1_000_000), 80e9) is None
+
+
+def test_what_makes_weights_arrive_in_time_is_the_least_that_does() -> None:
+    """T_train 963 s. 8.04 GB at 10 Mbit/s take 6432 s and 4 s to load: 6.7 steps, so kappa = 7 and S = 7 + 7 - 1."""
+    demand = Demand(train_s=963, broadcast_s=6436, rollouts=2048)
+    assert arrival_limit_s(demand, 2, 3) == 2 * 963
+    assert least_period_and_budget(demand, 2, 1) == (7, 13)
+    assert math.isfinite(needed_rate(demand, 7, 13))
+    assert math.isinf(needed_rate(demand, 6, 13))
+    assert math.isinf(needed_rate(demand, 7, 12))
+    assert least_period_and_budget(demand, 2, 2) == (8, 14), "a checkpoint every second step"
+    # 1000 s are more than one step and less than two: kappa = 4 of the file stays, and S - 4 + 1 has to be 2.
+    assert least_period_and_budget(replace(demand, broadcast_s=1000), 4, 1) == (4, 5)
+    mbit_s = least_mbit_s(8.04e9, 4, 2 * 963)
+    assert mbit_s == pytest.approx(33.5, abs=0.05)
+    assert 8.04e9 * 8 / (mbit_s * 1e6) + 4 == pytest.approx(2 * 963)
+    assert math.isinf(least_mbit_s(8.04e9, 4, 3)), "loading alone takes longer"
+
+
+def test_amounts_are_printed_without_exponents() -> None:
+    found = [figure(value) for value in (0, 0.00001234, 0.0481, 12.44, 999.4, 999.6, 1031.2, 116_000)]
+    assert found == ["0", "0.0000123", "0.0481", "12.4", "999", "1,000", "1,031", "116,000"]
+    assert [seconds(value) for value in (0, 0.00001, 0.0042, 0.26, 1131.1)] == ["0.0 s", "less than 0.1 ms", "4.2 ms", "0.3 s", "1,131.1 s"]
+    assert [whole_seconds(value) for value in (0.0042, 7.34, 1131.1)] == ["4.2 ms", "7.3 s", "1,131 s"]
+    assert [money(value) for value in (0.0000019, 0.00071, 0.016, 15.344)] == ["less than $0.0001", "$0.00071", "$0.016", "$15.34"]
+    assert [size(value) for value in (0, 2000, 40.4e6, 606.1e9, 2e12)] == ["0.0 kB", "2.0 kB", "40.4 MB", "606.1 GB", "2.0 TB"]

@@ -268,14 +268,14 @@ def test_what_a_disk_has_no_room_for(settings: Any, base: Path, monkeypatch: pyt
 
 def test_every_known_model_s_checkpoints_are_counted(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Qwen3-8B by its name alone, bfloat16, ZeRO-0, published every second step: 5 checkpoints of 14 bytes a weight without and 16 with the
-    workers' file, three of them with it, and 4 files in the store: 8.19e9 · (5 · 14 + 3 · 2 + 4 · 2) = 688.0e9 bytes = 640.8 GiB.
-    One takes 8.19e9 · 16 bytes = 122.1 GiB. With 500 GiB of checkpoints there, in a file with two names, 140.8 GiB more are needed."""
+    workers' file, three of them with it, and 4 files in the store: 8.19e9 · (5 · 14 + 3 · 2 + 4 · 2) = 688.0e9 bytes, 640.8 GiB.
+    One takes 8.19e9 · 16 bytes = 131.1 GB. With 500 GiB of checkpoints there, in a file with two names, 140.8 GiB more are needed."""
     run = settings(policy={"base": str(tmp_path / "Qwen3-8B"), "update": "full", "dtype": "bfloat16"})
     for free, is_enough in ((641, True), (640, False)):
         monkeypatch.setattr("echo_ops.preflight.shutil.disk_usage", lambda _, free=free: SimpleNamespace(free=free << 30))
         found = [message for message in problems(run, quickly=True) if "checkpoints take" in message]
         assert bool(found) is not is_enough
-    assert "has 640.0 GiB left, and the run's checkpoints take 640.8 more: 5 lie there at once, each of 122.1 at most." in found[0]
+    assert "has 687.2 GB left, and the run's checkpoints take 688.0 GB more: 5 lie there at once, each of 131.1 GB at most." in found[0]
 
     checkpoint = tmp_path / "run" / "v16-abc" / "trainer"
     checkpoint.mkdir(parents=True)
