@@ -52,8 +52,13 @@ class Standstills:
                     "learner",
                     f"The learner has not been heard of for {still_s:.0f} s. Look at its log: does its process run, and Kafka answer?",
                 )
+        # They say themselves for how long their engine has been starting.
+        states = {line.state for line in view.pool.lines(recent=True)} - {WorkerState.GONE}
+        have_started = states != {WorkerState.STARTING}
         requests, unscored = view.lags.get("requests open", 0), view.lags.get("not yet scored", 0)
-        still_s = self._still_s("trajectories", view.trajectories_published, now_s, has_work=requests > 0 and not is_starting)
+        still_s = self._still_s(
+            "trajectories", view.trajectories_published, now_s, has_work=requests > 0 and have_started and not is_starting
+        )
         if still_s is not None:
             yield "trajectories", f"No trajectory has come for {still_s:.0f} s, and {requests:,} requests are open. {_workers(view)}"
         still_s = self._still_s("rewards", view.rewards_written, now_s, has_work=unscored > 0)
@@ -65,15 +70,15 @@ class Standstills:
                     "an application of another name that has ended counts too."
                 ),
             )
-        yield from self._weights(view, now_s)
+        yield from self._weights(view, now_s, have_started=have_started)
 
-    def _weights(self, view: RunView, now_s: float) -> Iterator[tuple[str, str]]:
+    def _weights(self, view: RunView, now_s: float, *, have_started: bool) -> Iterator[tuple[str, str]]:
         """Workers that do not install the published weights."""
         published = -1 if view.progress is None else view.progress.published
         lines = [line for line in view.pool.lines(recent=True) if line.state is not WorkerState.GONE]
         installed = [line.version for line in lines if line.version is not None]
         behind = [line for line in lines if line.version is None or line.version < published]
-        has_work = published >= 0 and len(behind) == len(lines) > 0
+        has_work = have_started and published >= 0 and len(behind) == len(lines) > 0
         still_s = self._still_s("weights", sum(installed) + len(installed), now_s, has_work=has_work)
         if still_s is not None:
             versions = ", ".join(f"{line.worker_id} has {'none' if line.version is None else f'v{line.version}'}" for line in behind[:3])
@@ -101,8 +106,10 @@ def _workers(view: RunView) -> str:
     alive = [line for line in lines if line.state is not WorkerState.GONE]
     if not alive:
         return "No worker is there: look at the workers' logs, or start one (`echoswarm run worker`)."
-    in_hand = sum(line.in_flight for line in alive)
+    in_hand, is_one = sum(line.in_flight for line in alive), len(alive) == 1
     if in_hand:
-        return f"{len(alive)} workers have {in_hand:,} in hand: long generations, or an engine that hangs; look at the workers' logs."
+        they = "1 worker has" if is_one else f"{len(alive)} workers have"
+        return f"{they} {in_hand:,} in hand: long generations, or an engine that hangs; look at the workers' logs."
     states = ", ".join(sorted({line.state.value for line in alive}))
-    return f"{len(alive)} workers are {states} and have nothing in hand: look at their logs, and at their versions."
+    they, have = ("1 worker is", "has") if is_one else (f"{len(alive)} workers are", "have")
+    return f"{they} {states} and {have} nothing in hand: look at their logs, and at their versions."

@@ -10,7 +10,7 @@ from echo_ops.report.observer import scrape_notices
 from echo_ops.report.run_view import RunView
 from echo_ops.report.standstill import Standstills
 from echo_runtime.server import MetricsServer
-from echo_schemas.records import Progress
+from echo_schemas.records import Progress, WorkerState
 from echo_schemas.topics import PROGRESS
 from tests.unit.ops.views import empty_view, example, status
 
@@ -32,7 +32,25 @@ def test_requests_that_nobody_answers_are_told_with_what_the_workers_say() -> No
     assert [second for second, _ in said] == [20, 80]
     assert said[0][1].startswith("No trajectory has come for 20 s, and 12 requests are open. No worker is there")
     view.apply(status("worker-0", 1.0))
-    assert "1 workers have" in lines_over(view, 21)[0][1] or "1 workers are ready" in lines_over(view, 21)[0][1]
+    assert "1 worker has 128 in hand" in lines_over(view, 21)[0][1]
+    view.apply(status("worker-0", 2.0, in_flight=0))
+    assert "1 worker is ready and has nothing in hand" in lines_over(view, 21)[0][1]
+    view.apply(status("worker-1", 2.0, in_flight=0))
+    assert "2 workers are ready and have nothing in hand" in lines_over(view, 21)[0][1]
+
+
+def test_an_engine_that_starts_is_not_told_of_twice() -> None:
+    """Its worker's own notice says for how long; that nothing is installed or answered meanwhile is no news."""
+    view = empty_view()
+    view.lags = {"requests open": 12}
+    view.apply(replace(example(PROGRESS, Progress), published=0, version=0))
+    starting = status("worker-0", 1.0, version=None, state=WorkerState.STARTING, in_flight=0)
+    view.apply(starting)
+    view.notices = {"worker-0": {"install": "Version 0 is not installed for 20 s. The engine is starting."}}
+    lines = {line for _, line in lines_over(view, 100) if "learner" not in line}
+    assert lines == {"worker-0: Version 0 is not installed for 20 s. The engine is starting."}
+    view.apply(status("worker-0", 2.0, version=None, state=WorkerState.READY, in_flight=0))
+    assert len({line.split()[1] for _, line in lines_over(view, 21)} & {"trajectory", "worker"}) == 2
 
 
 def test_trajectories_that_nobody_scores_are_told_while_they_do_not_move() -> None:

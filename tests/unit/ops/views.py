@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from echo_core.bottleneck import Place, PlaceUse
 from echo_ops.report.run_view import RunView
@@ -42,15 +42,18 @@ def manifest(version: int, time_s: float) -> WeightManifest:
     return replace(example(WEIGHTS, WeightManifest), version=version, created_ms=round(time_s * 1000))
 
 
-def status(worker: str, time_s: float, *, version: int | None = None, busy_s: float = 0.0) -> WorkerStatus:
+def status(
+    worker: str, time_s: float, *, version: int | None = None, busy_s: float = 0.0, state: WorkerState = WorkerState.READY, **fields: Any
+) -> WorkerStatus:
     return replace(
         example(WORKERS, WorkerStatus),
         worker_id=worker,
-        state=WorkerState.READY,
+        state=state,
         installed_version=version,
         weights_sha256=None if version is None else SHA,
         busy_s=busy_s,
         time_ms=round(time_s * 1000),
+        **fields,
     )
 
 
