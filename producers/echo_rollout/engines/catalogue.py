@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from echo_rollout.engines.engine import Engine, EngineConfig, unproved
+from echo_rollout.engines.engine import Engine, EngineConfig, check_capabilities, unproved
+from echo_rollout.engines.vllm_arguments import capabilities_of
 from echo_schemas.errors import UserError
 from echo_schemas.libraries import LEARNER, require_libraries
+from echo_schemas.records import WeightKind
 from echo_settings.sections import RolloutSettings
 from echo_tasks.catalogue import import_object
 from echo_tasks.options import nearest
@@ -88,6 +90,12 @@ def check_promises(name: str, rollout: RolloutSettings, base: Path | None) -> No
             f"The engine {name!r} sends prompts as chat messages, and {base} has no chat template.",
             hint="Save the template that the cluster uses into this folder (tokenizer.chat_template).",
         )
+    if name == "vllm":
+        # What its log-probabilities are of hangs on its options alone.
+        of_any_model = EngineConfig(
+            base=Path(), kind=WeightKind.FULL, dtype="", max_length=1, lora_rank=0, concurrency=1, options=rollout.options
+        )
+        check_capabilities(capabilities_of(of_any_model), rollout)
 
 
 def check_engine(name: str, options: Mapping[str, Any]) -> Callable[[EngineConfig], Engine]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from echo_core.layer_split import Device
-from echo_rollout.engines.catalogue import check_devices, check_engine, open_engine, prefetch
+from echo_rollout.engines.catalogue import check_devices, check_engine, check_promises, open_engine, prefetch
 from echo_rollout.engines.engine import EngineConfig
 from echo_rollout.engines.openai_engine import OpenAIEngine
 from echo_rollout.engines.scripted import ScriptedEngine
@@ -17,6 +18,7 @@ from echo_rollout.engines.transformers_engine import TransformersEngine, choose_
 from echo_rollout.engines.vllm_inprocess import VllmInProcess
 from echo_schemas.errors import UserError
 from echo_schemas.records import WeightKind
+from echo_settings.sections import RolloutSettings
 
 
 def config(**options: object) -> EngineConfig:
@@ -77,6 +79,25 @@ def test_transformers_takes_a_device_and_nothing_else() -> None:
         error = refusal("transformers", device=wrong)
         assert f"device is {wrong!r}" in error.message
         assert "cuda:<number>" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"temperature": 0.7, "top_p": 0.95}, "With [rollout] top_p, top_k or min_p it has to"),
+        ({"temperature": 0.7}, "gives no log-probabilities for the tokens that it draws."),
+        ({"temperature": 0.7, "missing_logprobs": "recompute"}, ""),
+        ({"top_p": 0.95}, ""),
+    ],
+)
+def test_raw_logprobs_of_another_temperature_are_refused_before_anything_starts(changes: dict[str, Any], said: str) -> None:
+    """They are of temperature 1, so at another one they are not of what is drawn."""
+    rollout = RolloutSettings(options={"logprobs_mode": "raw_logprobs"}, **changes)
+    if not said:
+        check_promises("vllm", rollout, None)
+        return
+    with pytest.raises(UserError, match=re.escape(said)):
+        check_promises("vllm", rollout, None)
 
 
 @pytest.mark.parametrize(
