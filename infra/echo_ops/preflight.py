@@ -6,11 +6,9 @@ and the cluster. A warning is a note.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +27,7 @@ from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import signing_processes
 from echo_ops.surroundings import ask_registry, existing_part, memory_bytes
 from echo_ops.topic_admin import TopicAdmin
+from echo_ops.trial_call import why_no_score
 from echo_rollout.engines.catalogue import check_devices, check_engine, check_promises
 from echo_rollout.engines.engine import check_prompt
 from echo_rollout.engines.pipeline import plan_split
@@ -42,19 +41,14 @@ from echo_schemas.records import FinishReason
 from echo_settings import Settings
 from echo_settings.kinds import kinds_of
 from echo_settings.rules import evaluation_specs, training_sampling
-from echo_streams.metrics import StreamsMetrics
-from echo_streams.pool import CallTimedOut, Failure, ProcessDied, ScoringPool
 from echo_streams.run import all_rewards, attach, check_isolation
-from echo_streams.scoring import Attached
-from echo_streams.values import score_of, scores_of
 from echo_tasks.base_models import is_made, resolve_base
 from echo_tasks.catalogue import import_object, load_evaluation_tasks, load_task
 from echo_tasks.prompts import PromptCodec, check_positions, check_template, vocabulary_size
-from echo_tasks.rewards import RewardFunction, RewardKind, ScoredSample
+from echo_tasks.rewards import ScoredSample
 from echo_tasks.task import Prompt
 
 _REACH_S = 3.0
-_CALL_S = 3.0
 # Of an update. With four whole groups the laboratory saw less learnt, with sixteen no difference: docs/learning.md.
 _MANY_GROUPS = 8
 
@@ -271,50 +265,9 @@ def _reward_calls(settings: Settings) -> Iterator[Problem]:
         task=settings.task.name,
     )
     for entry in attached:
-        why = _why_not(entry, sample)
+        why = why_no_score(entry.function, sample)
         if why:
             yield Problem(f"The reward {entry.name!r}, called with a made-up sample, {why}", is_note=True)
-
-
-async def _why_not_in_process(function: RewardFunction, sample: ScoredSample) -> str:
-    """As `_why_not`, in a scoring process, as a reward that only runs there is called."""
-    pool = ScoringPool([function], num_processes=1, metrics=StreamsMetrics())
-    timeout_s = function.timeout_s or _CALL_S
-    try:
-        await pool.start()
-        found = await pool.call(function, [sample] if function.kind is RewardKind.BATCH else sample, timeout_s)
-    except CallTimedOut:
-        return f"did not answer within {timeout_s:g} s."
-    except ProcessDied:
-        return "ended its scoring process."
-    finally:
-        pool.close(waits=True)
-    return f"gave no score: {found.error}" if isinstance(found, Failure) else ""
-
-
-def _why_not(entry: Attached, sample: ScoredSample) -> str:
-    """Why a call gave no score; empty if it gave one. A call that hangs stays in its thread, which does not hold up the command."""
-    if entry.function.isolated:
-        return asyncio.run(_why_not_in_process(entry.function, sample))
-    told: list[str] = []
-
-    def call() -> None:
-        function = entry.function
-        try:
-            if function.kind is RewardKind.BATCH:
-                scores_of(function.call([sample]), 1)
-            else:
-                returned = function.call(sample)
-                score_of(asyncio.run(returned) if function.kind is RewardKind.ASYNC else returned)
-        except BaseException as exc:  # a reward is the user's code and may raise anything
-            told.append(f"raised {type(exc).__name__}: {exc}")
-        else:
-            told.append("")
-
-    thread = threading.Thread(target=call, name=f"reward {entry.name}", daemon=True)
-    thread.start()
-    thread.join(_CALL_S)
-    return told[0] if told else f"did not answer within {_CALL_S:g} s."
 
 
 def _evaluations(settings: Settings) -> None:

@@ -220,7 +220,7 @@ def test_a_task_in_chat_form_needs_a_template(settings: Any, tmp_path: Path, bas
     ],
 )
 def test_a_reward_is_called_once(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: str, says: str) -> None:
-    monkeypatch.setattr("echo_ops.preflight._CALL_S", 0.1)
+    monkeypatch.setattr("echo_ops.trial_call._CALL_S", 0.1)
     name = f"{tmp_path}/my_rewards.py:{reward}"
     (found,) = notes(settings(rewards={name: 1.0}))
     assert found.startswith(f"The reward {name!r}, called with a made-up sample, ")
