@@ -9,6 +9,7 @@ from echo_core.needs.speed import GPUS
 from echo_core.needs.traffic import Retention, StepTraffic, bytes_per_step, kept_bytes
 from echo_ops.estimate import Needs
 from echo_ops.rent_lines import remedy, rent
+from echo_rollout.engines.catalogue import is_elsewhere
 from echo_schemas.topic_files import load_topic_specs
 
 _MANY_STEPS = 1_000_000
@@ -54,7 +55,21 @@ def _memory_lines(needs: Needs) -> Iterator[str]:
         f"keys and values of {_counted(needs.worker.sequences, 'sequence')} of {needs.worker.length:,} tokens: "
         f"{size(worker.cache_wanted)}."
     )
+    yield from _worker_notes(needs)
     yield _disk_line(needs)
+
+
+def _worker_notes(needs: Needs) -> Iterator[str]:
+    """Where the numbers of a worker are of GPUs that it does not have."""
+    rollout = needs.settings.rollout
+    if rollout.devices:
+        sizes = " and ".join(f"{device.memory_gb:g} GB" for device in rollout.devices)
+        yield (
+            f"  Its devices have {sizes}; all numbers of a worker here are of {len(rollout.devices)} equal GPUs. Which layers go where, and "
+            "whether they fit, is planned from the model's files."
+        )
+    elif is_elsewhere(rollout.engine, rollout.options):
+        yield f"  The engine {rollout.engine!r} asks servers that run already; all numbers of a worker here are of a GPU that does their work."
 
 
 def _disk_line(needs: Needs) -> str:

@@ -80,6 +80,11 @@ def open_engine(name: str, config: EngineConfig) -> Engine:
     return engine
 
 
+def is_elsewhere(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the engine called `name` asks servers that it does not start itself."""
+    return name in {"openai", "parallax"} and bool(options.get("url"))
+
+
 def check_promises(name: str, rollout: RolloutSettings, base: Path | None) -> None:
     """Raise UserError for what the engine called `name` refuses when it is started. `base`: the model's folder, if it is there."""
     built_in = _ENGINES.get(name)
