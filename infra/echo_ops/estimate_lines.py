@@ -63,13 +63,10 @@ def _worker_notes(needs: Needs) -> Iterator[str]:
     """Where the numbers of a worker are of GPUs that it does not have."""
     rollout = needs.settings.rollout
     if rollout.devices:
-        sizes = " and ".join(f"{device.memory_gb:g} GB" for device in rollout.devices)
-        yield (
-            f"  Its devices have {sizes}; all numbers of a worker here are of {len(rollout.devices)} equal GPUs. Which layers go where, and "
-            "whether they fit, is planned from the model's files."
-        )
+        sizes, num = " and ".join(f"{device.memory_gb:g} GB" for device in rollout.devices), len(rollout.devices)
+        yield f"  Its devices have {sizes}, and these numbers are of {num} equal GPUs. Layers are planned from the model's files."
     elif is_elsewhere(rollout.engine, rollout.options):
-        yield f"  The engine {rollout.engine!r} asks servers that run already; all numbers of a worker here are of a GPU that does their work."
+        yield f"  The engine {rollout.engine!r} asks servers that run already, and these numbers are of a GPU that does their work."
 
 
 def _disk_line(needs: Needs) -> str:

@@ -293,6 +293,6 @@ def test_a_worker_on_other_devices_than_equal_gpus_is_said_to_be_one() -> None:
     unequal = load_settings(ROOT / "examples/devices.toml", {}).rollout.model_copy(update={"engine": "vllm"})
     settings = load_settings(ROOT / "examples/echo2/qwen3-8b.toml", {})
     text = printed(settings.model_copy(update={"rollout": settings.rollout.model_copy(update={"devices": unequal.devices})}))
-    assert f"all numbers of a worker here are of {len(unequal.devices)} equal GPUs" in text
+    assert f"and these numbers are of {len(unequal.devices)} equal GPUs" in text
     assert "The engine 'parallax' asks servers that run already" in printed(load_settings(ROOT / "examples/parallax.toml", {}))
-    assert "all numbers of a worker here" not in printed(settings)
+    assert "these numbers are of" not in printed(settings)
