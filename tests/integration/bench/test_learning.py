@@ -90,7 +90,7 @@ def test_a_cell_that_fails_says_why(tmp_path: Path) -> None:
         run_pipeline(cell, tmp_path, 300)
 
 
-@pytest.mark.parametrize("name", ["nightly", "staleness", "policies", "losses", "tasks", "rising"])
+@pytest.mark.parametrize("name", ["nightly", "staleness", "rates", "weights", "pools", "policies", "losses", "tasks", "rising"])
 def test_nothing_stands_against_any_cell(name: str) -> None:
     for cell in load_cells(MATRIX, name, Choice(seeds=1)):
         objections = [each for each in examine(Settings.model_validate(cell.settings), quickly=True) if not each.is_note]
