@@ -135,7 +135,7 @@ def estimate(settings: Settings, assumed: Assumptions) -> Needs:
             adapter_rank=adapter_rank,
             tokens=max(learner.micro_batch_tokens, policy.max_length),
             ranks=learner.ranks,
-            stage=_stage(learner.deepspeed, zero),
+            stage=_stage_of(learner.deepspeed, zero),
             recomputes=learner.gradient_checkpointing,
             has_reference=learner.kl > 0,
             copies=settings.budget + 2,
@@ -173,7 +173,7 @@ def trained_weights(settings: Settings) -> int:
 def disk_of(settings: Settings, trained: int) -> DiskNeed:
     """The disk of [checkpoint] folder if `trained` weights are trained. Raises UserError for a DeepSpeed file that cannot be read."""
     checkpoint, store, dtype = settings.checkpoint, settings.store, settings.policy.dtype
-    one = checkpoint_bytes(trained, dtype, _stage(settings.learner.deepspeed, _zero(settings.learner.deepspeed)))
+    one = checkpoint_bytes(trained, dtype, zero_stage(settings.learner.deepspeed))
     is_beside = one.snapshot >= store_from_bytes(settings) and not store.uri
     return disk_need(
         one,
@@ -230,6 +230,11 @@ def _config_in(base: str) -> dict[str, object] | None:
     return content
 
 
+def zero_stage(path: str) -> int:
+    """ZeRO's stage in DeepSpeed's file at `path`; 0 without a file. Raises UserError for one that cannot be read."""
+    return _stage_of(path, _zero(path))
+
+
 def _zero(path: str) -> dict[str, Any]:
     if not path:
         return {}
@@ -239,7 +244,7 @@ def _zero(path: str) -> dict[str, Any]:
         raise UserError(f"[learner] deepspeed names {path}, which cannot be read: {exc}.", hint="Name a JSON file of DeepSpeed's.") from exc
 
 
-def _stage(path: str, zero: Mapping[str, Any]) -> int:
+def _stage_of(path: str, zero: Mapping[str, Any]) -> int:
     stage = zero.get("stage", 0)
     if isinstance(stage, bool) or stage not in _STAGES:
         raise UserError(f"{path}: the stage in {ZERO} is {stage!r}.", hint="Write 0, 1, 2 or 3.")

@@ -65,7 +65,7 @@ def _worker_notes(needs: Needs) -> Iterator[str]:
     if rollout.devices:
         sizes, num = " and ".join(f"{device.memory_gb:g} GB" for device in rollout.devices), len(rollout.devices)
         yield f"  Its devices have {sizes}, and these numbers are of {num} equal GPUs. Layers are planned from the model's files."
-    elif is_elsewhere(rollout.engine, rollout.options):
+    elif is_elsewhere(rollout.options):
         yield f"  The engine {rollout.engine!r} asks servers that run already, and these numbers are of a GPU that does their work."
 
 

@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
+from echo_core.needs.amounts import size
 from echo_core.needs.memory import ITEM_BYTES, STATE_BYTES
 from echo_learner.commit.placement import expected_bytes
 from echo_learner.losses.catalogue import parse_loss
 from echo_learner.losses.config import CustomLoss
 from echo_learner.training.zero import check_compile
-from echo_ops.estimate import disk_of, trained_weights
+from echo_ops.estimate import disk_of, trained_weights, zero_stage
 from echo_ops.supervisor.broker import given_bootstrap
 from echo_ops.supervisor.placement import this_machine
 from echo_ops.supervisor.plan import signing_processes
@@ -141,10 +142,11 @@ def _task(settings: Settings) -> None:
 
 def _prompt_fits(settings: Settings) -> Iterator[Problem]:
     """The first prompt in the model's tokens, with room for an answer. Other checks report mistakes in task or model."""
-    if not is_made(settings.policy.base):
+    folder = _folder_of_base(settings)
+    if folder is None:
         return
     try:
-        folder, prompt = resolve_base(settings.policy.base), _first_prompt(settings)
+        prompt = _first_prompt(settings)
         vocabulary = vocabulary_size(folder)
         check_template(folder, prompt)
     except UserError:
@@ -172,13 +174,7 @@ def _loss(settings: Settings) -> Iterator[Problem]:
     if learner.compile:
         message = "The first step of each start compiles the model's layers and takes longer: a minute on a GPU, several on a CPU."
         yield Problem(message, is_note=True)
-    if settings.learner.deepspeed:
-        try:
-            given = json.loads(Path(settings.learner.deepspeed).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as exc:
-            yield Problem(f"[learner] deepspeed names {settings.learner.deepspeed}, which cannot be read: {exc}.")
-        else:
-            check_compile(is_wanted=learner.compile, stage=given.get("zero_optimization", {}).get("stage", 0))
+    check_compile(is_wanted=learner.compile, stage=zero_stage(learner.deepspeed))
 
 
 def _rate(settings: Settings) -> Iterator[Problem]:
@@ -316,11 +312,10 @@ def _room(settings: Settings, existing: Path, folder: Path) -> Iterator[Problem]
     except UserError:
         return
     free, needed = shutil.disk_usage(existing).free, disk.room_needed(_checkpoint_bytes(folder))
-    gb = 1e9  # as in the estimate that `echoswarm check` prints above
     if free < needed:
         yield Problem(
-            f"{existing} has {free / gb:,.1f} GB left, and the run's checkpoints take {needed / gb:,.1f} GB more: {disk.checkpoints} lie "
-            f"there at once, each of {disk.one.total / gb:,.1f} GB at most.",
+            f"{existing} has {size(free)} left, and the run's checkpoints take {size(needed)} more: {disk.checkpoints} lie "
+            f"there at once, each of {size(disk.one.total)} at most.",
             "Free space there, lower [checkpoint] keep, or set [checkpoint] folder.",
         )
 
@@ -345,7 +340,7 @@ def _memory(settings: Settings) -> Iterator[Problem]:
     there = memory_bytes()
     if needed > there:
         yield Problem(
-            f"The learner takes about {needed / 1e9:,.0f} GB to train all weights, and this machine has {there / 1e9:,.0f}.",
+            f"The learner takes about {size(needed)} to train all weights, and this machine has {size(there)}.",
             'Set [policy] update = "lora", or start the learner elsewhere.',
             is_note=True,
         )

@@ -28,7 +28,7 @@ from echo_replay.selection import Fate, Groups, Offsets, Selection
 from echo_replay.sinks import spoken
 from echo_schemas.errors import UserError
 from echo_schemas.headers import number_of
-from echo_schemas.records import LogprobDistribution, LogprobSource, Trajectory
+from echo_schemas.records import LogprobSource, Trajectory
 
 _VERSION = re.compile(r"v(\d{1,18})")
 _COORDINATES = re.compile(r"(?:trajectories)?\[?(\d{1,9})\]?\s?[:@]\s?(\d{1,18})")
@@ -206,8 +206,7 @@ def _drawn_line(trajectory: Trajectory) -> str:
         return f"{said}; the learner computes the log-probabilities"
     if not sampling.cuts:
         return said
-    whole = trajectory.logprob_distribution is LogprobDistribution.FULL
-    return f"{said}; log-probabilities of {'the whole distribution' if whole else 'what was left to draw from'}"
+    return f"{said}; log-probabilities of {'what was left to draw from' if trajectory.is_cut else 'the whole distribution'}"
 
 
 def _tokens_line(trajectory: Trajectory, pieces: Pieces | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from echo_ops.report.pool import WorkerLine
 from echo_ops.report.run_view import RunView
 from echo_runtime.notices import STANDSTILL_S
 from echo_schemas.records import WorkerState
@@ -53,8 +54,7 @@ class Standstills:
                     f"The learner has not been heard of for {still_s:.0f} s. Look at its log: does its process run, and Kafka answer?",
                 )
         # They say themselves for how long their engine has been starting.
-        states = {line.state for line in view.pool.lines(recent=True)} - {WorkerState.GONE}
-        have_started = states != {WorkerState.STARTING}
+        have_started = {line.state for line in _alive(view)} != {WorkerState.STARTING}
         requests, unscored = view.lags.get("requests open", 0), view.lags.get("not yet scored", 0)
         still_s = self._still_s(
             "trajectories", view.trajectories_published, now_s, has_work=requests > 0 and have_started and not is_starting
@@ -75,7 +75,7 @@ class Standstills:
     def _weights(self, view: RunView, now_s: float, *, have_started: bool) -> Iterator[tuple[str, str]]:
         """Workers that do not install the published weights."""
         published = -1 if view.progress is None else view.progress.published
-        lines = [line for line in view.pool.lines(recent=True) if line.state is not WorkerState.GONE]
+        lines = _alive(view)
         installed = [line.version for line in lines if line.version is not None]
         behind = [line for line in lines if line.version is None or line.version < published]
         has_work = have_started and published >= 0 and len(behind) == len(lines) > 0
@@ -100,10 +100,13 @@ class Standstills:
         return still_s if still_s >= STANDSTILL_S else None
 
 
+def _alive(view: RunView) -> list[WorkerLine]:
+    return [line for line in view.pool.lines(recent=True) if line.state is not WorkerState.GONE]
+
+
 def _workers(view: RunView) -> str:
     """The workers' state, and what to check."""
-    lines = view.pool.lines(recent=True)
-    alive = [line for line in lines if line.state is not WorkerState.GONE]
+    alive = _alive(view)
     if not alive:
         return "No worker is there: look at the workers' logs, or start one (`echoswarm run worker`)."
     in_hand, is_one = sum(line.in_flight for line in alive), len(alive) == 1

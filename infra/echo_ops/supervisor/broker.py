@@ -45,6 +45,7 @@ class RunBroker:
         self._keep = keep
         self._report = report
         self._own: EmbeddedKafka | None = None
+        self._goes_on = False
         self._port: int | None = None
         self._jvm = Jvm(jit=Jit.FULL if num_cores >= _FULL_JIT_FROM else Jit.QUICK)
         self._folder = folder
@@ -61,15 +62,16 @@ class RunBroker:
             return
         if self._keep:
             detached.up(1, ports=(self._port,), jvm=self._jvm, report=self._report)
+            self._goes_on = True
         else:
             self._own = EmbeddedKafka(folder=self._folder, ports=(self._port,), jvm=self._jvm, report=self._report)
             self._own.start()
 
     def stop(self) -> None:
         """Stop a Kafka that `start` started, or say how one that is kept is stopped. Idempotent."""
-        if self._keep and self._port is not None:
+        if self._goes_on:
+            self._goes_on = False
             self._report(f"Kafka goes on at {self.bootstrap}. `echoswarm kafka down` stops it.")
-            self._port = None
         if self._own is not None:
             self._own.stop()
             self._own = None

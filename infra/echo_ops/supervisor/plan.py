@@ -10,6 +10,7 @@ from pathlib import Path
 
 from echo_ops.roles import ROLES, Role
 from echo_ops.supervisor.placement import Machine, ProcessPlacement, WorkerNeed, placement
+from echo_rollout.engines.catalogue import is_elsewhere
 from echo_settings import Settings
 from echo_settings.kinds import kinds_of
 
@@ -102,10 +103,10 @@ def _names(role: Role, kinds: Sequence[str]) -> list[str]:
 
 
 def _need(settings: Settings) -> WorkerNeed:
-    """What one worker of a kind needs of this machine. An engine with a url generates elsewhere."""
+    """What one worker of a kind needs of this machine."""
     options = settings.rollout.options
     num_devices = len(settings.rollout.devices) or int(options.get("tensor_parallel_size", 1))
-    return WorkerNeed(gpus=0 if options.get("device") == "cpu" else num_devices, is_elsewhere=bool(options.get("url")))
+    return WorkerNeed(gpus=0 if options.get("device") == "cpu" else num_devices, is_elsewhere=is_elsewhere(options))
 
 
 def _child(role: Role, wanted: _Wanted, *, config: Path | None, overrides: Mapping[str, str], folder: Path) -> ChildPlan:

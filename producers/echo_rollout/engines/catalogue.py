@@ -80,9 +80,9 @@ def open_engine(name: str, config: EngineConfig) -> Engine:
     return engine
 
 
-def is_elsewhere(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether the engine called `name` asks servers that it does not start itself."""
-    return name in {"openai", "parallax"} and bool(options.get("url"))
+def is_elsewhere(options: Mapping[str, Any]) -> bool:
+    """Whether an engine with these options asks servers that it does not start itself."""
+    return bool(options.get("url"))
 
 
 def check_promises(name: str, rollout: RolloutSettings, base: Path | None) -> None:
@@ -112,7 +112,7 @@ def check_engine(name: str, options: Mapping[str, Any]) -> Callable[[EngineConfi
         raise UserError(f"There is no engine {name!r}.", hint=f"{nearest(name, _ENGINES)} Your own is named 'package.module:Class'.")
     if built_in is not None:
         _check_installed(name, built_in)
-        if name == "openai" and not options.get("url"):
+        if name == "openai" and not is_elsewhere(options):
             _check_installed(name, _OWN_SERVER)
         if name == "parallax" and options.get("weights") != "external":
             _check_installed(name, _BLOCKS)

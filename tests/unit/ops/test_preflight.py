@@ -258,6 +258,15 @@ def test_a_rate_that_the_run_is_too_short_for_is_noted(settings: Any, learner: d
     assert says in found
 
 
+@pytest.mark.parametrize("content", ["[]", '{"zero_optimization": 3}'])
+def test_a_file_of_deepspeed_s_without_settings_is_a_sentence(settings: Any, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "zero.json"
+    file.write_text(content, encoding="utf-8")
+    found = [finding.message for finding in examine(settings(learner={"deepspeed": str(file)})) if "deepspeed names" in finding.message]
+    assert len(found) == 1
+    assert f"{file}, which cannot be read" in found[0]
+
+
 def test_what_a_disk_has_no_room_for(settings: Any, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A shape that no config.json says: the files of weights are counted."""
     monkeypatch.setattr("echo_ops.preflight.expected_bytes", lambda settings: 1 << 60)
